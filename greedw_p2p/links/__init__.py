@@ -1,0 +1,1 @@
+"""Links: what they cost, estimated locally, published as integers, merged in any order."""

@@ -1,0 +1,1 @@
+"""The log: one decided entry after another, each by its own single-decree Paxos instance."""

@@ -1,0 +1,1 @@
+"""Plans: trees, shares and sizes, all pure functions of a view."""
