@@ -43,8 +43,10 @@ class RoundOutcome(Record, frozen=True):
 
 
 class Entry(Record, frozen=True):
-    """One decided step. ``previous`` chains it to the entry before, ``state`` names the job state
-    it starts from, ``result`` the bytes that a round applies to that state.
+    """One decided step.
+
+    ``previous`` chains it to the entry before, ``state`` names the job state it starts from,
+    ``result`` the bytes that a round applies to that state.
 
     ``config`` and ``leader`` are what holds after it; the leader owns ballot 0 of the next entry.
     """

@@ -31,8 +31,8 @@ class Plan(Record, frozen=True):
 
     ``trees`` has one tree per stripe (one for now); tree 0 is rooted at the leader. ``quotas``
     are sorted by node and their sum is the round's number of units; a node's units are a run of
-    the round's, in that order. ``predicted_ns`` is the time of one all-reduce by the view's costs, ``bound_ns``
-    what no tree can beat.
+    the round's, in that order. ``predicted_ns`` is the time of one all-reduce by the view's
+    costs, ``bound_ns`` what no tree can beat.
     """
 
     entry: EntryIndexField

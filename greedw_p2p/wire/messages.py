@@ -108,8 +108,8 @@ class Heartbeat(Record, frozen=True):
     ``committed`` and ``entry_id`` name the newest committed entry, ``state`` the digest of the job
     state after it (empty while it is not computed yet). ``deaf`` lists nodes that the sender does
     not hear; ``hears_quorum`` whether it hears a quorum of its config both ways. ``wants_in`` and
-    ``leaving`` ask for admission and removal. ``sent_us`` is the sender's clock; ``echo_us`` gives back
-    the newest ``sent_us`` of the receiver and ``held_us`` how long ago that came in.
+    ``leaving`` ask for admission and removal. ``sent_us`` is the sender's clock; ``echo_us`` gives
+    back the newest ``sent_us`` of the receiver and ``held_us`` how long ago that came in.
     """
 
     committed: EntryIndexField
