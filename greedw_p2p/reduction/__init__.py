@@ -1,0 +1,1 @@
+"""Buckets, chunks, and the state machine of one attempt's all-reduce."""
