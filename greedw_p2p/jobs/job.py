@@ -76,6 +76,7 @@ class Job(Protocol):
         round_number: int,
         start: int,
         count: int,
+        *,
         gradient: Gradient,
         ready: Callable[[int], None],
     ) -> Partial:
