@@ -36,14 +36,14 @@ NO_ENTRY: Final = EntryId(b"")
 NO_STATE: Final = StateDigest(b"")
 NO_CONTENT: Final = ContentDigest(b"")
 
-_HEX_ID = msgspec.Meta(pattern="^[0-9a-f]{32}$")
+_HEX_ID = msgspec.Meta(pattern=r"^[0-9a-f]{32}\Z")
 _COUNTER = msgspec.Meta(ge=0, lt=2**62)
 
 NodeIdField = Annotated[NodeId, _HEX_ID]
 ClusterIdField = Annotated[ClusterId, _HEX_ID]
 LineageIdField = Annotated[LineageId, _HEX_ID]
 IncarnationField = Annotated[Incarnation, msgspec.Meta(ge=1, lt=2**62)]
-JobIdField = Annotated[JobId, msgspec.Meta(pattern="^[0-9a-z-]{1,40}$")]
+JobIdField = Annotated[JobId, msgspec.Meta(pattern=r"^[0-9a-z-]{1,40}\Z")]
 EntryIndexField = Annotated[EntryIndex, _COUNTER]
 EntryIdField = Annotated[EntryId, msgspec.Meta(max_length=16)]
 StateDigestField = Annotated[StateDigest, msgspec.Meta(max_length=16)]
