@@ -66,6 +66,7 @@ KIND_OF: Final[dict[type[Record], int]] = {
     messages.CatchUp: 31,
     messages.Entries: 32,
     messages.NewLineage: 33,
+    messages.Broken: 34,
     messages.Propose: 40,
     messages.Declined: 41,
     messages.PrepareJob: 42,

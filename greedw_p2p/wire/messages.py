@@ -6,7 +6,7 @@ lives (node and incarnation) fixed by the handshake. A *bulk* connection follows
 carries partial sums up and results down. A *join* connection redeems an invitation.
 """
 
-from enum import IntEnum, StrEnum
+from enum import StrEnum
 from typing import Annotated
 
 import msgspec
@@ -29,6 +29,8 @@ from greedw_p2p.jobs.spec import JobSpec, Text
 from greedw_p2p.limits import MEMBERS_MAX, MESSAGE_ITEMS_MAX
 from greedw_p2p.links.cell import LinkCell
 from greedw_p2p.log.entry import Entry, EntryKind, RoundOutcome
+from greedw_p2p.membership.heartbeat import Heartbeat
+from greedw_p2p.membership.rumour import Rumour
 from greedw_p2p.record import Record
 from greedw_p2p.view import RoundReport, View
 
@@ -100,44 +102,6 @@ class JoinAccepted(Record, frozen=True):
 
 
 # -- heartbeats, gossip, measuring ------------------------------------------------------------
-
-
-class Heartbeat(Record, frozen=True):
-    """Sent each tick to all known nodes.
-
-    ``committed`` and ``entry_id`` name the newest committed entry, ``state`` the digest of the job
-    state after it (empty while it is not computed yet). ``deaf`` lists nodes that the sender does
-    not hear; ``hears_quorum`` whether it hears a quorum of its config both ways. ``wants_in`` and
-    ``leaving`` ask for admission and removal. ``sent_us`` is the sender's clock; ``echo_us`` gives
-    back the newest ``sent_us`` of the receiver and ``held_us`` how long ago that came in.
-    """
-
-    committed: EntryIndexField
-    entry_id: EntryIdField
-    state: StateDigestField
-    deaf: Annotated[tuple[NodeIdField, ...], msgspec.Meta(max_length=MEMBERS_MAX)]
-    hears_quorum: bool
-    wants_in: bool
-    leaving: bool
-    sent_us: Counter
-    echo_us: Counter
-    held_us: Counter
-
-
-class Liveness(IntEnum):
-    """What is believed of a life of a node; the later word of a higher rank wins."""
-
-    ALIVE = 0
-    SUSPECT = 1
-    DEAD = 2
-    LEFT = 3
-
-
-class Rumour(Record, frozen=True):
-    """One word about one life of a node."""
-
-    member: Member
-    liveness: Liveness
 
 
 class Gossip(Record, frozen=True):
@@ -223,6 +187,15 @@ class Nack(Record, frozen=True):
     promised: Ballot
 
 
+class Broken(Record, frozen=True):
+    """A participant's word to the ballot's owner: the attempt cannot end here, and why."""
+
+    index: EntryIndexField
+    previous: EntryIdField
+    ballot: Ballot
+    reason: Text
+
+
 class Commit(Record, frozen=True):
     """The entry is chosen."""
 
@@ -282,6 +255,7 @@ class Declined(Record, frozen=True):
     """The leader will not propose the request, and why."""
 
     request: Counter
+    job: JobIdField
     reason: Text
 
 
@@ -386,6 +360,7 @@ ControlMessage = (
     | Accept
     | Ack
     | Nack
+    | Broken
     | Commit
     | CatchUp
     | Entries
