@@ -1,0 +1,1 @@
+"""Models in numpy: parameters in one flat vector, gradients as sums over samples."""
