@@ -5,7 +5,8 @@
     GreedwError
     ├── ConfigError              the operator must change a setting or a file
     │   ├── StateDirError        the state directory cannot be used as it is
-    │   ├── TokenError           an invitation is mistyped, of another version, or refused
+    │   ├── TokenError           an invitation is mistyped, cut short, or refused
+    │   │   └── TokenVersionError    another version of greedw made it
     │   └── DataSetError         a data set is missing, truncated, or not the job's
     ├── PeerError                a peer is at fault, or its link: drop the link, keep running
     │   ├── FrameTooLargeError
@@ -39,6 +40,10 @@ class StateDirError(ConfigError):
 
 class TokenError(ConfigError):
     """An invitation token cannot be used."""
+
+
+class TokenVersionError(TokenError):
+    """An invitation token was made by another version of greedw."""
 
 
 class DataSetError(ConfigError):
