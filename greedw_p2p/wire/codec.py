@@ -6,7 +6,7 @@ that names the message, so a log line says what the peer got wrong.
 """
 
 from collections.abc import Collection
-from typing import Final, TypeVar, cast, get_args
+from typing import Any, Final, TypeVar, cast, get_args
 
 from greedw_p2p.errors import MalformedMessageError
 from greedw_p2p.ids import LineageId
@@ -98,13 +98,13 @@ TYPES_WITH_BODY: Final[frozenset[type[Record]]] = frozenset(
 RecordT = TypeVar("RecordT", bound=Record)
 
 
-def encode(message: Message, body: bytes | bytearray | memoryview = b"") -> bytes:
+def encode(message: Message, body: "bytes | bytearray | memoryview[Any]" = b"") -> bytes:
     """Return prefix and header of a frame without a lineage; the caller sends ``body`` after it.
 
     The body is not copied: only its size goes into the prefix.
     """
     header = pack(message)
-    body_bytes = body.nbytes if isinstance(body, memoryview) else len(body)
+    body_bytes = memoryview(body).nbytes  # len() would count the elements of a float view
     return pack_prefix(KIND_OF[type(message)], len(header), body_bytes) + header
 
 
@@ -147,14 +147,17 @@ def decode_control(frame: Frame) -> tuple[LineageId, ControlMessage | ContentMes
 
 
 def _check_body(message: ControlMessage | ContentMessage, body_bytes: int) -> None:
+    """Refuse a body of another size than the message allows."""
+    least, most = 0, 0
     match message:
-        case messages.Bytes():
-            return
         case messages.ProbeChunk(size=size):
-            wanted = size
+            least = most = size
+        case messages.Bytes(offset=offset, total=total):
+            most = max(total - offset, 0)
         case _:
-            wanted = 0
-    if body_bytes != wanted:
+            pass
+    if not least <= body_bytes <= most:
         raise MalformedMessageError(
-            f"a {type(message).__name__} came with {body_bytes} bytes of body, not {wanted}"
+            f"a {type(message).__name__} came with a body of {body_bytes} bytes, "
+            f"{least} to {most} fit what it says"
         )

@@ -144,7 +144,9 @@ class FrameDecoder:
                 if self._prefix is None:
                     if available < PREFIX_BYTES:
                         break
-                    self._prefix = parse_prefix(view[begin : begin + PREFIX_BYTES], self._limits)
+                    # A copy: an error's traceback would keep a slice alive, and the buffer locked.
+                    first = bytes(view[begin : begin + PREFIX_BYTES])
+                    self._prefix = parse_prefix(first, self._limits)
                 prefix = self._prefix
                 if available < prefix.frame_bytes:
                     break
