@@ -13,7 +13,8 @@
     │   ├── MalformedFrameError
     │   ├── MalformedMessageError
     │   ├── HandshakeError
-    │   └── ViewMismatchError    a peer planned from another view
+    │   ├── ViewMismatchError    a peer planned from another view
+    │   └── ContributionError    a sum does not hold what the plan wants in it
     ├── JobError                 a job cannot be started or go on; the cluster can
     │   └── WorkerError          the process that computes has failed
     └── DaemonError              a command could not be carried out; carries the exit code
@@ -72,6 +73,17 @@ class HandshakeError(PeerError):
 
 class ViewMismatchError(PeerError):
     """A peer planned the same attempt from another view."""
+
+
+class ContributionError(PeerError):
+    """A sum lacks a participant, has one twice, or does not hold every work unit exactly once.
+
+    ``child`` is the place of the child that delivered it, None where no single one can be named.
+    """
+
+    def __init__(self, message: str, child: int | None) -> None:
+        super().__init__(message)
+        self.child = child
 
 
 class JobError(GreedwError):
