@@ -83,11 +83,30 @@ class JobState(Record, frozen=True):
         """Return the state in which a job enters the log."""
         return cls(spec, JobPhase.RUNNING, 0, 0, None, None, initial_state, "")
 
+    def after_round(self, loss: float) -> "JobState":
+        """Return the job after one more training round with this mean loss."""
+        done = self.next_round + 1
+        finished = done == self.spec.rounds and self.spec.held_out == 0
+        phase = JobPhase.FINISHED if finished else self.phase
+        return msgspec.structs.replace(self, next_round=done, loss=loss, phase=phase)
+
+    def after_evaluation(self, accuracy: float) -> "JobState":
+        """Return the job with its held-out accuracy measured; the last one finishes it."""
+        phase = JobPhase.FINISHED if self.next_round == self.spec.rounds else self.phase
+        return msgspec.structs.replace(
+            self, evaluated=self.next_round, accuracy=accuracy, phase=phase
+        )
+
+    def ended(self, phase: JobPhase, reason: str) -> "JobState":
+        """Return the job stopped or failed, and why."""
+        return msgspec.structs.replace(self, phase=phase, reason=reason)
+
     @property
     def evaluation_due(self) -> bool:
         """Tell whether the next entry must measure accuracy: after each epoch, once."""
         return (
             self.phase is JobPhase.RUNNING
+            and self.spec.held_out > 0
             and self.next_round > self.evaluated
             and self.next_round % self.spec.rounds_per_epoch == 0
         )
