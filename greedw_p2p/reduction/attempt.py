@@ -247,11 +247,11 @@ class Attempt:
 
     def __init__(self, shape: Shape) -> None:
         self._shape = shape
-        self._own_ready = 0
-        self._arrived = [0] * shape.children
-        self._combined = 0
-        self._sent_up = 0
-        self._returned = 0
+        self._own_ready: int = 0
+        self._arrived: list[int] = [0] * shape.children
+        self._combined: int = 0
+        self._sent_up: int = 0
+        self._returned: int = 0
         self._own_part: Part | None = None
         self._child_parts: list[Part | None] = [None] * shape.children
         self._up_closed = False
@@ -282,24 +282,18 @@ class Attempt:
 
     def waiting(self) -> Waiting:
         """Tell what comes next, as a value that the shell can put into words."""
-        chunks = self._shape.chunks
         if self._finished:
             return Waiting(Phase.FINISHED, None, ())
         up_next = self._sent_up if self._is_leaf else self._combined
-        if up_next < chunks:
-            behind = tuple(i for i, count in enumerate(self._arrived) if count <= up_next)
-            if self._own_ready <= up_next:
-                return Waiting(Phase.COMPUTE, up_next, behind)
-            if behind:
-                return Waiting(Phase.REDUCE, up_next, behind)
-            # A leaf with a full window: only the result moves it on.
-            return Waiting(Phase.BROADCAST, self._returned, ())
+        if up_next < self._shape.chunks:
+            return self._waiting_for_chunk(up_next)
         missing = tuple(i for i, part in enumerate(self._child_parts) if part is None)
         if self._own_part is None:
             return Waiting(Phase.COMPUTE, None, missing)
         if missing:
             return Waiting(Phase.REDUCE, None, missing)
-        return Waiting(Phase.BROADCAST, self._returned if self._returned < chunks else None, ())
+        due = self._returned if self._returned < self._shape.chunks else None
+        return Waiting(Phase.BROADCAST, due, ())
 
     def handle(self, event: Event) -> list[Action]:
         """Apply one event and return what the shell must do, in order.
@@ -335,6 +329,16 @@ class Attempt:
         """Tell whether own chunks go up as they are. A root without children sums its own."""
         return self._shape.children == 0 and not self._shape.is_root
 
+    def _waiting_for_chunk(self, chunk: int) -> Waiting:
+        """Tell why ``chunk`` cannot go up yet."""
+        behind = tuple(i for i, count in enumerate(self._arrived) if count <= chunk)
+        if self._own_ready <= chunk:
+            return Waiting(Phase.COMPUTE, chunk, behind)
+        if behind:
+            return Waiting(Phase.REDUCE, chunk, behind)
+        # A leaf with a full window: only the result moves it on.
+        return Waiting(Phase.BROADCAST, self._returned, ())
+
     def _advance(self) -> list[Action]:
         """Do all that the counters allow now."""
         actions: list[Action] = []
@@ -350,7 +354,7 @@ class Attempt:
     def _combine(self, actions: list[Action]) -> None:
         """Sum every chunk that is complete, and send each on at once."""
         shape = self._shape
-        limit = min([self._own_ready, *self._arrived])
+        limit = min(self._own_ready, *self._arrived) if self._arrived else self._own_ready
         if limit == self._combined:
             return
         stalled = [child for child in range(shape.children) if not self.can_take(child)]
