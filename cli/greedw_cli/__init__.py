@@ -1,0 +1,1 @@
+"""The command line: everything that a person asks of a greedw daemon."""

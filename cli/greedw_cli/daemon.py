@@ -1,0 +1,61 @@
+"""The daemon that a command talks to, and its answers as typed values."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final, TypeVar
+
+import msgspec
+import typer
+
+from greedw_cli import exits
+from greedw_daemon.client import ControlClient, default_state_dir
+from greedw_p2p.errors import DaemonError
+
+STATE_DIR_HELP: Final = "Directory of the node's identity, config and control socket."
+
+StateDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--state-dir",
+        metavar="DIR",
+        show_default=False,
+        help=STATE_DIR_HELP + " Default: GREEDW_STATE_DIR, else the user's data directory.",
+    ),
+]
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print exactly one JSON object.")]
+
+QUICK_S: Final = 10.0
+"""Limit of a call that the daemon answers from memory."""
+
+AnswerT = TypeVar("AnswerT")
+
+
+def chosen_state_dir(context: typer.Context, given: Path | None) -> Path:
+    """Return the state directory: given after the subcommand, before it, or the default."""
+    before: object = context.obj
+    chosen = given if given is not None else before
+    return chosen if isinstance(chosen, Path) else default_state_dir()
+
+
+def connect(
+    context: typer.Context, given: Path | None, timeout_s: float = QUICK_S
+) -> ControlClient:
+    """Return a client of the daemon that serves the chosen state directory."""
+    return ControlClient(chosen_state_dir(context, given), timeout_s)
+
+
+def convert(answer: Mapping[str, Any], kind: type[AnswerT]) -> AnswerT:
+    """Turn a daemon's answer into a typed value.
+
+    Raises:
+        DaemonError: if it does not fit, because the daemon runs another version than this command.
+    """
+    try:
+        return msgspec.convert(answer, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise DaemonError(
+            f"the daemon's answer is not what this version of greedw expects ({error})",
+            hint="The daemon probably runs another version: restart greedwd.",
+            exit_code=exits.INCOMPATIBLE,
+        ) from error

@@ -1,0 +1,246 @@
+"""``demo``: a cluster of real daemons on this machine that trains while one looks on."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from greedw_cli import exits, jobs
+from greedw_cli.console import explain, make_console, print_json
+from greedw_cli.daemon import AsJson, convert
+from greedw_cli.demo_screen import DemoScreen, Outcome, as_json_object, print_summary
+from greedw_cli.interruptions import Interrupted, Interruptions
+from greedw_cli.pace import Pace
+from greedw_cli.progress import ENDED, POLL_S, note_pace
+from greedw_daemon.harness import DaemonProcess, LocalCluster
+from greedw_p2p.errors import DaemonError
+from greedw_p2p.node.status import JobStatus, NodeStatus
+
+KIND: Final = "mnist-2nn"
+NODES_MAX: Final = 32
+
+LINKS_S: Final = 3.0
+"""How long the demo waits for all links to be measured; training starts without them as well."""
+
+STANDSTILL_S: Final = 60.0
+"""Without a new round for so long, the demo gives up: nothing hangs."""
+
+AGREE_S: Final = 10.0
+"""Limit from the end of the job at one daemon to its end at every other."""
+
+
+def demo(
+    *,
+    nodes: Annotated[int, typer.Option(min=1, max=NODES_MAX, help="How many daemons.")] = 4,
+    epochs: jobs.Epochs = jobs.EPOCHS,
+    batch: jobs.Batch = jobs.BATCH,
+    seed: jobs.Seed = jobs.SEED,
+    keep: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", show_default=False, help="Keep state directories and logs in DIR."
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train on embedded digits with several daemons on this machine; leaves nothing behind."""
+    directory = None if keep is None else _empty_directory(keep)
+    names = [f"lab-{number}" for number in range(nodes)]
+    work = _Work(epochs=epochs, batch=batch, seed=seed)
+    screen = DemoScreen(make_console(stderr=as_json))
+    outcome = _run(names, directory, work, screen)
+    if as_json:
+        print_json(as_json_object(outcome))
+    else:
+        print_summary(screen.console, outcome, kept=directory)
+    _check(outcome)
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    epochs: int
+    batch: int
+    seed: int
+
+
+def _run(names: Sequence[str], directory: Path | None, work: _Work, screen: DemoScreen) -> Outcome:
+    """Start, train, and clean up whatever happens.
+
+    Raises:
+        typer.Exit: after a signal, when everything is cleaned up.
+    """
+    interruptions = Interruptions(hurry=lambda: setattr(cluster, "hurry", True))
+    cluster = LocalCluster(names, directory=directory, shield=interruptions.held)
+    outcome: Outcome | None = None
+    with interruptions:
+        try:
+            try:
+                outcome = _train(cluster, work, screen)
+            finally:
+                interruptions.stop_raising()
+                cluster.close()
+        except Interrupted:
+            # Once more, for a signal that came before the line that stops the raising.
+            cluster.close()
+        left_behind = cluster.left_behind()
+        if interruptions.exit_code is not None:
+            explain("\nInterrupted. " + _tidiness(left_behind))
+            raise typer.Exit(interruptions.exit_code)
+    if left_behind:
+        raise DaemonError("the demo could not clean up: " + _tidiness(left_behind))
+    assert outcome is not None
+    return outcome
+
+
+def _tidiness(left_behind: Sequence[str]) -> str:
+    return f"Left behind: {', '.join(left_behind)}" if left_behind else "Nothing was left behind."
+
+
+def _train(cluster: LocalCluster, work: _Work, screen: DemoScreen) -> Outcome:
+    names = list(cluster.daemons)
+    with screen.stage(f"Starting {_daemons(len(names))} on this machine ... {' '.join(names)}"):
+        cluster.start()
+    with screen.stage("Forming a cluster ...") as result:
+        cluster.form("demo")
+        result.append(_wait_for_links(cluster))
+    with screen.stage("Loading data, compiling kernels (takes long the first time only) ..."):
+        job_id = _submit(cluster.first, work)
+        job = cluster.wait_for(
+            partial(_begun, cluster.first, job_id), jobs.PREPARE_S, "the training to begin"
+        )
+    screen.say(
+        f"Training {job.kind} on {job.samples:,} digits, batch {job.batch:,}, {job.epochs:,} epochs"
+    )
+    return _watch(cluster, job_id, screen)
+
+
+def _daemons(count: int) -> str:
+    return "1 daemon" if count == 1 else f"{count} daemons"
+
+
+def _submit(daemon: DaemonProcess, work: _Work) -> str:
+    answer = daemon.call(
+        "train",
+        timeout_s=jobs.PREPARE_S,
+        kind=KIND,
+        data_dir="",
+        epochs=work.epochs,
+        batch=work.batch,
+        learning_rate=jobs.LEARNING_RATE,
+        momentum=jobs.MOMENTUM,
+        seed=work.seed,
+    )
+    return str(answer["job"])
+
+
+def _wait_for_links(cluster: LocalCluster) -> str:
+    """Give the measuring of links a moment; say how far it came."""
+    deadline_s = time.monotonic() + LINKS_S
+    while True:
+        tree = node_of(cluster.first).topology
+        all_known = tree.links_known >= tree.links_wanted
+        if all_known or time.monotonic() > deadline_s:
+            break
+        time.sleep(POLL_S)
+    count = len(cluster.daemons)
+    members = "1 member" if count == 1 else f"{count} members"
+    if count == 1:
+        return members
+    if all_known:
+        return f"{members}, all links measured"
+    return f"{members}, {tree.links_known} of {tree.links_wanted} links measured"
+
+
+def node_of(daemon: DaemonProcess) -> NodeStatus:
+    """Return a daemon's own status."""
+    return convert(daemon.status(), NodeStatus)
+
+
+def _job_of(node: NodeStatus, job_id: str) -> JobStatus | None:
+    return next((job for job in node.jobs if job.id == job_id), None)
+
+
+def _begun(daemon: DaemonProcess, job_id: str) -> JobStatus | None:
+    job = _job_of(node_of(daemon), job_id)
+    return None if job is None or job.state == "preparing" else job
+
+
+def _watch(cluster: LocalCluster, job_id: str, screen: DemoScreen) -> Outcome:
+    """Show the job until it ends, then ask every daemon for its replica."""
+    pace = Pace()
+    begin_s = moved_s = time.monotonic()
+    last_round = -1
+    working: NodeStatus | None = None
+    with screen.live():
+        while True:
+            node, now_s = node_of(cluster.first), time.monotonic()
+            job = _job_of(node, job_id)
+            if job is None:
+                raise DaemonError(f"{cluster.first.name} does not know the job {job_id} any more")
+            note_pace(pace, job, now_s)
+            screen.show(node, job, pace, now_s)
+            if job.state in ENDED:
+                break
+            working = node
+            if job.round > last_round:
+                last_round, moved_s = job.round, now_s
+            _check_moving(cluster, job, now_s - moved_s)
+            time.sleep(POLL_S)
+    if job.state != "finished":
+        raise DaemonError(f"the training {job.state}: {job.reason}", hint=cluster.log_tails())
+    return Outcome(
+        job=job,
+        seconds=now_s - begin_s,
+        round_ms_median=pace.round_ms_median(),
+        working=working if working is not None else node,
+        final=node,
+        digests=_replicas(cluster, job_id),
+    )
+
+
+def _check_moving(cluster: LocalCluster, job: JobStatus, still_s: float) -> None:
+    cluster.check_running("the training was over")
+    if still_s > STANDSTILL_S:
+        raise DaemonError(
+            f"no round ended for {still_s:.0f} s, the job is {job.state}: {job.reason}",
+            hint=cluster.log_tails(),
+            exit_code=exits.UNREACHABLE,
+        )
+
+
+def _replicas(cluster: LocalCluster, job_id: str) -> dict[str, str]:
+    """Return the digest of each daemon's replica, as that daemon itself tells it."""
+    digests: dict[str, str] = {}
+    for name, daemon in cluster.daemons.items():
+        digests[name] = cluster.wait_for(
+            partial(_final_digest, daemon, job_id), AGREE_S, f"{name} to have the last round"
+        )
+    return digests
+
+
+def _final_digest(daemon: DaemonProcess, job_id: str) -> str | None:
+    job = _job_of(node_of(daemon), job_id)
+    return job.digests.get(daemon.name) if job is not None and job.state == "finished" else None
+
+
+def _check(outcome: Outcome) -> None:
+    if not outcome.replicas_identical:
+        raise DaemonError("the replicas differ; this is a bug in greedw, please report it")
+    if outcome.job.accuracy is None:
+        raise DaemonError("the job ended without an accuracy; this is a bug, please report it")
+
+
+def _empty_directory(path: Path) -> Path:
+    directory = path.absolute()
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        occupied = any(directory.iterdir())
+    except OSError as error:
+        raise DaemonError(f"{directory} cannot be used for --keep: {error.strerror}") from error
+    if occupied:
+        raise DaemonError(f"{directory} is not empty", hint="Give --keep a new directory.")
+    return directory

@@ -1,0 +1,182 @@
+"""``train``, ``jobs``, ``stop``: what the cluster works on."""
+
+import time
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from greedw_cli import exits, figures
+from greedw_cli.console import explain, make_console, print_json, print_line
+from greedw_cli.daemon import AsJson, StateDir, connect, convert
+from greedw_cli.pace import Pace
+from greedw_cli.progress import Reporter, follow
+from greedw_daemon.client import ControlClient
+from greedw_p2p.errors import DaemonError
+from greedw_p2p.node.status import JobStatus
+
+PREPARE_S: Final = 300.0
+"""Limit of a submission: every member loads the data and may compile kernels first."""
+
+STOP_S: Final = 60.0
+"""Limit of a stop, which waits for the round in progress."""
+
+SCHEMA: Final = 1
+
+Epochs = Annotated[int, typer.Option(min=1, max=1_000_000, help="Passes over the data.")]
+Batch = Annotated[int, typer.Option(min=1, help="Samples of a round, over all nodes together.")]
+LearningRate = Annotated[float, typer.Option("--lr", help="Learning rate, above 0.")]
+Momentum = Annotated[float, typer.Option(help="Momentum, from 0, below 1.")]
+Seed = Annotated[int, typer.Option(min=0, help="Decides initial parameters and order of samples.")]
+
+EPOCHS: Final = 10
+BATCH: Final = 256
+LEARNING_RATE: Final = 0.05
+MOMENTUM: Final = 0.9
+SEED: Final = 1
+
+
+def train(
+    context: typer.Context,
+    kind: Annotated[str, typer.Argument(metavar="KIND", help="What to train: mnist-2nn.")],
+    *,
+    epochs: Epochs = EPOCHS,
+    batch: Batch = BATCH,
+    lr: LearningRate = LEARNING_RATE,
+    momentum: Momentum = MOMENTUM,
+    seed: Seed = SEED,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            show_default=False,
+            help="Folder with the data set on every node. Default: the digits that greedw brings.",
+        ),
+    ] = None,
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Print the job's id and return at once.")
+    ] = False,
+    as_json: AsJson = False,
+    state_dir: StateDir = None,
+) -> None:
+    """Train a model on all members together, and follow it to the end."""
+    _check_rates(lr, momentum)
+    client = connect(context, state_dir, PREPARE_S)
+    explain(f"Starting {kind}: every member loads the data and compiles its kernels ...")
+    answer = client.call(
+        "train",
+        kind=kind,
+        data_dir="" if data is None else str(data.absolute()),
+        epochs=epochs,
+        batch=batch,
+        learning_rate=lr,
+        momentum=momentum,
+        seed=seed,
+    )
+    if detach:
+        _print_detached(answer, as_json=as_json)
+    else:
+        _follow_to_the_end(client, str(answer["job"]), as_json=as_json, embedded=data is None)
+
+
+def jobs(context: typer.Context, *, as_json: AsJson = False, state_dir: StateDir = None) -> None:
+    """List the jobs, newest last."""
+    answer = connect(context, state_dir).call("jobs")
+    if as_json:
+        print_json(answer)
+        return
+    listed = convert(answer, _Jobs).jobs
+    if not listed:
+        print_line("No job has been started here. Next: greedw train mnist-2nn")
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("job", "kind", "state"):
+        table.add_column(name)
+    for name in ("round", "loss", "accuracy"):
+        table.add_column(name, justify="right")
+    table.add_column("reason")
+    for job in listed:
+        table.add_row(
+            job.id,
+            job.kind,
+            job.state,
+            f"{job.round:,} of {job.rounds:,}",
+            figures.loss(job.loss),
+            figures.percent(job.accuracy),
+            job.reason,
+        )
+    make_console().print(table)
+
+
+def stop(
+    context: typer.Context,
+    job: Annotated[
+        str, typer.Argument(metavar="JOB", help="The job's id, as greedw jobs lists it.")
+    ],
+    *,
+    state_dir: StateDir = None,
+) -> None:
+    """End a job after the round in progress, on every member."""
+    connect(context, state_dir, STOP_S).call("stop", job=job)
+    print_line(f"The job {job} is stopped.")
+
+
+class _Jobs(msgspec.Struct, frozen=True):
+    jobs: tuple[JobStatus, ...]
+
+
+def _check_rates(learning_rate: float, momentum: float) -> None:
+    if not 0 < learning_rate < float("inf"):
+        raise typer.BadParameter("must be above 0", param_hint="--lr")
+    if not 0 <= momentum < 1:
+        raise typer.BadParameter("must be from 0, below 1", param_hint="--momentum")
+
+
+def _print_detached(answer: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        print_json(answer)
+        return
+    explain("The job runs; greedw jobs shows how far it is.")
+    print_line(str(answer["job"]))
+
+
+def _follow_to_the_end(
+    client: ControlClient, job_id: str, *, as_json: bool, embedded: bool
+) -> None:
+    console = make_console(stderr=as_json)
+    begin_s = time.monotonic()
+    try:
+        with Reporter(console) as reporter:
+            job = follow(client, job_id, reporter, Pace())
+    except KeyboardInterrupt:
+        explain(f"\nThe job {job_id} goes on without this command.")
+        explain(f"greedw status shows it, greedw stop {job_id} ends it.")
+        raise typer.Exit(exits.INTERRUPTED) from None
+    if as_json:
+        print_json({"schema": SCHEMA, "job": msgspec.to_builtins(job)})
+    elif job.state == "finished":
+        _print_result(console, job, time.monotonic() - begin_s, embedded=embedded)
+    if job.state == "failed":
+        raise DaemonError(f"the job {job_id} failed: {job.reason or 'no reason was given'}")
+    if job.state == "stopped":
+        raise DaemonError(
+            f"the job {job_id} was stopped after round {job.round:,} {job.reason}".strip()
+        )
+
+
+def _print_result(console: Console, job: JobStatus, seconds: float, *, embedded: bool) -> None:
+    console.print(result_sentence(job, seconds, embedded=embedded), soft_wrap=True)
+
+
+def result_sentence(job: JobStatus, seconds: float, *, embedded: bool) -> str:
+    """Return how a job ended. The embedded digits' held-out part is no official test set."""
+    what = f"{job.held_out:,} held-out samples"
+    if embedded:
+        what = f"{job.held_out:,} held-out digits (not the official test set)"
+    return (
+        f"Done: accuracy {figures.percent(job.accuracy)} on {what}, "
+        f"{figures.plural(job.round, 'round')}, {seconds:.1f} s."
+    )
