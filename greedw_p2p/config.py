@@ -75,7 +75,8 @@ class Config(Record, frozen=True):
 
         Of a set and its complement exactly one is a quorum; recovery relies on that.
         """
-        present = [member for member in self.ids if member in set(voters)]
+        given = set(voters)
+        present = [member for member in self.ids if member in given]
         twice = 2 * len(present)
         return twice > len(self.members) or (twice == len(self.members) and self.ids[0] in present)
 

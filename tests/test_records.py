@@ -132,6 +132,11 @@ def test_votes_of_another_life_or_of_strangers_do_not_count() -> None:
     assert not config.is_quorum([*older, *strangers, config.ids[0]])
 
 
+def test_voters_may_come_from_an_iterator() -> None:
+    config = config_of(5)
+    assert config.is_quorum(iter(config.ids[2:]))
+
+
 def test_vote_given_twice_counts_once() -> None:
     config = config_of(3)
     assert not config.is_quorum([config.ids[1], config.ids[1]])
