@@ -1,0 +1,1 @@
+"""The daemon of greedw: asyncio, TCP, timers and the worker process around the pure core."""
