@@ -4,7 +4,7 @@ from typing import Annotated
 
 import msgspec
 
-from greedw_p2p.ids import Counter, EntryIndexField, NodeId, NodeIdField
+from greedw_p2p.ids import Counter, EntryIndexField, NodeIdField
 from greedw_p2p.limits import MESSAGE_ITEMS_MAX
 from greedw_p2p.links.cell import LinkCell
 from greedw_p2p.record import Record, digest
@@ -13,20 +13,21 @@ from greedw_p2p.record import Record, digest
 class Speed(Record, frozen=True, order=True):
     """How fast a node computes, smoothed by the fold; the same integers on every node.
 
-    ``unit_ns`` is nanoseconds per sample, ``fixed_ns`` what a round costs before the first; 0 in
-    ``unit_ns`` means not measured. ``outliers`` counts reports in a row that were far off.
+    ``unit_ns`` is nanoseconds per sample, at least 1; ``fixed_ns`` what a round costs before the
+    first. ``outlier_ns`` is the last report's nanoseconds per sample if it was far off, else 0.
     """
 
     node: NodeIdField
     unit_ns: Counter
     fixed_ns: Counter
-    outliers: Counter
+    outlier_ns: Counter
 
 
 class RoundReport(Record, frozen=True, order=True):
     """What a node tells of its last round; rides up with the reduce, comes back in the entry.
 
-    ``units`` were computed in ``compute_us``; ``wait_us`` is idle time for others, ``transfer_us``
+    ``units`` were computed in ``compute_us``, both 0 where nothing was trained (the time of an
+    evaluation says nothing about a round's); ``wait_us`` is idle time for others, ``transfer_us``
     from the end of the own computation to the last byte of the result of the round before (0 in
     the first); ``sent_bytes`` over bulk connections in that round.
     """
@@ -46,13 +47,6 @@ class Edge(Record, frozen=True, order=True):
     parent: NodeIdField
 
 
-class Quota(Record, frozen=True, order=True):
-    """A node's share of a round, in work units."""
-
-    node: NodeIdField
-    units: Counter
-
-
 class ViewDelta(Record, frozen=True):
     """What one entry adds to the view: measurements newer than the view's, and reports."""
 
@@ -61,18 +55,19 @@ class ViewDelta(Record, frozen=True):
 
 
 class View(Record, frozen=True):
-    """The input of the plan of ``entry``: members, link costs, speeds, and the plan before.
+    """The input of the plan of ``entry``: members, link costs, speeds, and decisions in force.
 
-    All tuples are sorted, so that equal views have equal digests. ``tree`` and ``quotas`` are the
-    decisions in force (empty at first): a new plan replaces them only when it is clearly better.
+    All tuples are sorted, so that equal views have equal digests. ``speeds`` are the newest
+    estimates, of nodes that have trained. ``basis`` are the speeds that shares follow: they are
+    replaced by ``speeds`` only for a clear gain, and so is ``tree``, rooted where it prefers.
     """
 
     entry: EntryIndexField
     members: tuple[NodeIdField, ...]
     links: tuple[LinkCell, ...]
     speeds: tuple[Speed, ...]
+    basis: tuple[Speed, ...]
     tree: tuple[Edge, ...]
-    quotas: tuple[Quota, ...]
 
     def __post_init__(self) -> None:
         if list(self.members) != sorted(set(self.members)):
@@ -81,8 +76,3 @@ class View(Record, frozen=True):
     def digest(self) -> bytes:
         """Return the digest that every data stream of an attempt must name."""
         return digest(self)
-
-    def speed_of(self, node: NodeId) -> Speed:
-        """Return what is known of a node's speed; zeros where nothing is."""
-        found = next((speed for speed in self.speeds if speed.node == node), None)
-        return found if found is not None else Speed(node, 0, 0, 0)

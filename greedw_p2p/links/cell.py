@@ -10,7 +10,7 @@ from greedw_p2p.record import Record
 CODE_UNKNOWN: Final = -1
 """A cost not measured yet. Planning takes the optimistic default for it."""
 
-CODE_MAX: Final = 400
+CODE_MAX: Final = 200
 
 Code = Annotated[int, msgspec.Meta(ge=CODE_UNKNOWN, le=CODE_MAX)]
 """A cost on the logarithmic scale of ``links.scale``: 8 steps to a doubling, about 9 % each."""

@@ -2,7 +2,14 @@
 
 from greedw_p2p.ids import Counter, EntryIndexField, NodeId, NodeIdField
 from greedw_p2p.record import Record, digest
-from greedw_p2p.view import Edge, Quota
+from greedw_p2p.view import Edge
+
+
+class Quota(Record, frozen=True, order=True):
+    """A node's share of a round, in work units."""
+
+    node: NodeIdField
+    units: Counter
 
 
 class Tree(Record, frozen=True):
