@@ -4,18 +4,13 @@ Source: A. Das, I. Gupta, A. Motivala, "SWIM", DSN 2002: news told lambda x log 
 everybody with high probability; those told least go first.
 """
 
-from collections.abc import Hashable
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 RETELL_FACTOR = 3
 """Lambda: how often an item is told, per doubling of the group."""
 
 
-class _Key(Hashable, Protocol):
-    def __lt__(self, other: object, /) -> bool: ...
-
-
-KeyT = TypeVar("KeyT", bound=_Key)
+KeyT = TypeVar("KeyT", str, tuple[str, str])
 ItemT = TypeVar("ItemT")
 
 

@@ -32,7 +32,7 @@ class Roster:
     def __init__(self, me: Member) -> None:
         self._me = me
         self._rumours: dict[NodeId, Rumour] = {}
-        self._news: TransmitQueue[NodeId, Rumour] = TransmitQueue()
+        self._news: TransmitQueue[str, Rumour] = TransmitQueue()
         self._learn(Rumour(me, 0, Liveness.ALIVE))
 
     def merge(self, rumours: tuple[Rumour, ...]) -> tuple[Member, ...]:

@@ -29,8 +29,8 @@ from greedw_p2p.jobs.spec import JobSpec, Text
 from greedw_p2p.limits import MEMBERS_MAX, MESSAGE_ITEMS_MAX
 from greedw_p2p.links.cell import LinkCell
 from greedw_p2p.log.entry import Entry, EntryKind, RoundOutcome
-from greedw_p2p.membership.heartbeat import Heartbeat
-from greedw_p2p.membership.rumour import Rumour
+from greedw_p2p.membership.heartbeat import Heartbeat as Heartbeat
+from greedw_p2p.membership.rumour import Rumour as Rumour
 from greedw_p2p.record import Record
 from greedw_p2p.view import RoundReport, View
 
@@ -203,9 +203,10 @@ class Commit(Record, frozen=True):
 
 
 class CatchUp(Record, frozen=True):
-    """Asks for the entries after ``committed``."""
+    """Asks for the entries after ``committed``; ``fresh`` for the newest one and its view alone."""
 
     committed: EntryIndexField
+    fresh: bool
 
 
 class Entries(Record, frozen=True):

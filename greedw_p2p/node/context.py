@@ -1,0 +1,103 @@
+"""What the parts of a node share: who it is, what it knows, and where its effects go."""
+
+import random
+from dataclasses import dataclass, field
+
+from greedw_p2p.config import Config, Member
+from greedw_p2p.ids import (
+    NO_STATE,
+    Ballot,
+    EntryIndex,
+    LineageId,
+    MemberId,
+    NodeId,
+    StateDigest,
+    short,
+)
+from greedw_p2p.links.table import LinkTable
+from greedw_p2p.log.ledger import Ledger
+from greedw_p2p.membership.peers import Peers
+from greedw_p2p.membership.roster import Roster
+from greedw_p2p.node.boot import Boot
+from greedw_p2p.node.effects import Persist
+from greedw_p2p.node.outbox import Outbox
+from greedw_p2p.view import RoundReport
+
+
+@dataclass(slots=True)
+class Durable:
+    """What is on disk: the newest known committed config, and an accepted change of it."""
+
+    index: EntryIndex
+    config: Config | None
+    accepted: tuple[EntryIndex, Ballot, Config] | None = None
+
+
+@dataclass(slots=True)
+class Context:
+    """State that more than one part of the node reads. Each field has one part that writes it."""
+
+    me: Member
+    boot: Boot
+    rng: random.Random
+    out: Outbox
+    peers: Peers
+    roster: Roster
+    links: LinkTable
+    lineage: LineageId
+    ledger: Ledger | None
+    durable: Durable
+    now_us: int
+    leaving: bool = False
+    state: StateDigest | None = NO_STATE
+    """Digest of the running job's state after the newest committed entry; None until computed."""
+
+    shown_state: StateDigest = NO_STATE
+    """Digest of the newest job's state, also after the job has ended."""
+
+    reports: dict[NodeId, RoundReport] = field(default_factory=dict[NodeId, RoundReport])
+    sent_bytes: dict[NodeId, int] = field(default_factory=dict[NodeId, int])
+
+    @property
+    def id(self) -> MemberId:
+        """This very life."""
+        return self.me.id
+
+    @property
+    def config(self) -> Config | None:
+        """The committed config, None before the first entry is known."""
+        return None if self.ledger is None else self.ledger.config
+
+    @property
+    def is_member(self) -> bool:
+        """Tell whether this very life is in the committed config."""
+        return self.ledger is not None and self.me.id in self.ledger.config
+
+    @property
+    def hears_quorum(self) -> bool:
+        """Tell whether this node hears a quorum of the committed config, both ways."""
+        return self.ledger is not None and self.peers.hears_quorum(self.ledger.config)
+
+    def name_of(self, node: NodeId) -> str:
+        """Return a node's name for people; its short id where no name is known."""
+        if node == self.me.node:
+            return self.me.name
+        peer = self.peers.find(node)
+        if peer is not None:
+            return peer.member.name
+        member = None if self.config is None else self.config.find(node)
+        return short(node) if member is None else member.name
+
+    def persist(
+        self,
+        index: EntryIndex,
+        config: Config,
+        accepted: tuple[EntryIndex, Ballot, Config] | None,
+    ) -> None:
+        """Write the durable state if it changes; the shell syncs before the next effect."""
+        wanted = Durable(index, config, accepted)
+        if self.durable.config == config and self.durable.accepted == accepted:
+            # The index of an unchanged config need not be written: no fsync in normal rounds.
+            return
+        self.durable = wanted
+        self.out.emit(Persist(self.lineage, index, config, accepted))
