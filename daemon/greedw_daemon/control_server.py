@@ -1,0 +1,150 @@
+"""The control socket: requests of commands on this machine, one JSON object per line.
+
+Each connection is served by its own task and each request answered in its order; a slow one
+(``train`` loads data and compiles) holds up only its own connection.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import struct
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, Final, cast
+
+from greedw_daemon.log_setup import get_logger
+from greedw_daemon.state_dir import CONTROL_SOCKET
+from greedw_daemon.tasks import TaskSet
+from greedw_p2p.errors import ConfigError, DaemonError, GreedwError, StateDirError
+
+LINE_BYTES_MAX: Final = 64 * 1024
+CONNECTIONS_MAX: Final = 64
+IDLE_S: Final = 60.0
+"""A connection that sends no request for so long is closed."""
+
+WRITE_S: Final = 10.0
+
+_PEER_CREDENTIALS: Final = struct.Struct("3i")  # pid, uid, gid: struct ucred
+
+Handler = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]
+
+log = get_logger()
+
+
+class ControlServer:
+    """Serves the control socket in a state directory."""
+
+    def __init__(self, directory: Path, handler: Handler) -> None:
+        self._path = directory / CONTROL_SOCKET
+        self._handler = handler
+        self._server: asyncio.Server | None = None
+        self._tasks = TaskSet()
+
+    async def open(self) -> None:
+        """Listen; the caller holds the directory's lock, so a socket that is there is stale.
+
+        Raises:
+            StateDirError: the socket cannot be made there.
+        """
+        try:
+            listening = _bind(self._path)
+        except OSError as error:
+            raise StateDirError(
+                f"cannot make the control socket {self._path}: {error.strerror}"
+            ) from error
+        self._server = await asyncio.start_unix_server(
+            self._accepted, sock=listening, limit=LINE_BYTES_MAX
+        )
+
+    async def close(self) -> None:
+        """Stop serving and remove the socket. Requests under way are cancelled."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+            self._path.unlink(missing_ok=True)
+        await self._tasks.close()
+
+    def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        uid = _uid_of(writer)
+        if uid not in {os.geteuid(), 0}:
+            log.warning("control connection refused", uid=uid)
+            writer.close()
+            return
+        if len(self._tasks) >= CONNECTIONS_MAX:
+            log.warning("control connection refused", reason="too many", limit=CONNECTIONS_MAX)
+            writer.close()
+            return
+        self._tasks.start(self._serve(reader, writer), "control connection")
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while line := await self._next_line(reader):
+                writer.write(await self._answer(line))
+                async with asyncio.timeout(WRITE_S):
+                    await writer.drain()
+        except TimeoutError:
+            pass  # idle, or it does not read its answer
+        except ValueError:
+            writer.write(_failure(DaemonError("the request is too long", exit_code=2)))
+        except OSError:
+            pass  # the command was interrupted
+        finally:
+            with contextlib.suppress(OSError):
+                writer.close()
+
+    @staticmethod
+    async def _next_line(reader: asyncio.StreamReader) -> bytes:
+        async with asyncio.timeout(IDLE_S):
+            return await reader.readline()
+
+    async def _answer(self, line: bytes) -> bytes:
+        try:
+            name, arguments = _parse(line)
+            result = await self._handler(name, arguments)
+        except GreedwError as error:
+            return _failure(error)
+        return json.dumps({"ok": True, "result": result}).encode() + b"\n"
+
+
+def _parse(line: bytes) -> tuple[str, dict[str, Any]]:
+    try:
+        request: Any = json.loads(line)
+        name, arguments = request["call"], request.get("args", {})
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise DaemonError("the request cannot be read", exit_code=6) from None
+    if not isinstance(name, str) or not isinstance(arguments, dict):
+        raise DaemonError("the request cannot be read", exit_code=6)
+    return name, cast("dict[str, Any]", arguments)
+
+
+def _failure(error: GreedwError) -> bytes:
+    hint = error.hint if isinstance(error, DaemonError | ConfigError) else ""
+    exit_code = error.exit_code if isinstance(error, DaemonError) else 1
+    described = {"message": str(error), "hint": hint, "exit_code": exit_code}
+    return json.dumps({"ok": False, "error": described}).encode() + b"\n"
+
+
+def _uid_of(writer: asyncio.StreamWriter) -> int:
+    """Return the user at the other end, as the kernel knows it."""
+    connection: Any = writer.get_extra_info("socket")
+    data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER_CREDENTIALS.size)
+    return int(_PEER_CREDENTIALS.unpack(data)[1])
+
+
+def _bind(path: Path) -> socket.socket:
+    """Bind the socket, 0600 from its first moment, however long the path is."""
+    directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        path.unlink(missing_ok=True)
+        # On Linux the socket file takes the mode of the socket itself.
+        os.fchmod(listening.fileno(), 0o600)
+        listening.bind(f"/proc/self/fd/{directory}/{path.name}")
+    except OSError:
+        listening.close()
+        raise
+    finally:
+        os.close(directory)
+    return listening
