@@ -4,8 +4,9 @@ Estimates are floats that only this node sees; what it publishes are integer cod
 band, so that noise changes nothing and the view stays as it is.
 
 A transfer that was long enough is *firm*. A short one may be a burst, so it counts as "at least
-this fast", and gives way to any sample of more bytes. A passive sample, where the sender may have
-waited for its own children, is "at least" too.
+this fast" and gives way to samples of more bytes. Of the first samples of one size the best counts,
+because a stall makes a single one too slow. A passive sample, where the sender may have waited for
+its own children, can only show that the link is faster.
 """
 
 import math
@@ -14,7 +15,7 @@ from typing import Final
 
 from greedw_p2p.ids import Incarnation, NodeId
 from greedw_p2p.links.cell import CODE_MAX, CODE_UNKNOWN, LinkCell
-from greedw_p2p.links.probe import TRUSTED_US
+from greedw_p2p.links.probe import PROBES_OF_LAST_SIZE, TRUSTED_US
 from greedw_p2p.links.scale import (
     CODES_PER_DOUBLING,
     COST_NS_PER_MIB_FASTEST,
@@ -30,7 +31,7 @@ RTT_SAMPLES_MIN: Final = 3
 
 SMOOTHING: Final = 0.3
 DECAY: Final = 0.05
-"""Weight of a slower sample against an estimate that is only "at least"."""
+"""Weight of a slower sample where samples are bursts: keep the best, let it fade."""
 
 OUTLIER_CODES: Final = CODES_PER_DOUBLING * math.log2(1.5)
 """Two samples in a row on the same side, off by more than 1.5 times, make the estimate jump."""
@@ -72,38 +73,40 @@ class _RoundTrip:
 
 @dataclass(slots=True)
 class _Rate:
-    """Estimate of a cost in codes. ``nbytes`` is the size that an "at least" estimate rests on."""
+    """Estimate of a cost in codes, resting on ``samples`` of ``nbytes`` each; lower is faster."""
 
     codes: float
     nbytes: int
     firm: bool
-    outliers: int = 0
+    samples: int = 1
+    outlier_side: int = 0
 
     def add(self, codes: float, nbytes: int, *, firm: bool) -> None:
-        if firm and not self.firm:
-            self.codes, self.firm, self.outliers = codes, True, 0
-        elif firm:
-            self._smooth(codes)
-        elif self.firm:
-            # Only what shows a faster link says anything against a firm value.
+        if nbytes > self.nbytes and not self.firm:
+            self.codes, self.nbytes, self.firm, self.samples = codes, nbytes, firm, 1
+        elif nbytes == self.nbytes and self.samples < PROBES_OF_LAST_SIZE:
+            self.samples += 1
             if codes < self.codes:
-                self._smooth(codes)
-        elif nbytes > self.nbytes:
-            self.codes, self.nbytes = codes, nbytes
-        elif nbytes == self.nbytes:
-            self.codes += (SMOOTHING if codes < self.codes else DECAY) * (codes - self.codes)
+                self.codes, self.firm = codes, firm
+        elif firm:
+            self._smooth(codes, SMOOTHING)
+        elif nbytes >= self.nbytes and (codes < self.codes or not self.firm):
+            self._smooth(codes, SMOOTHING if codes < self.codes else DECAY)
 
-    def _smooth(self, codes: float) -> None:
+    def raise_to(self, codes: float) -> None:
+        """Take in a rate that the link has at least."""
+        if codes < self.codes:
+            self._smooth(codes, SMOOTHING)
+
+    def _smooth(self, codes: float, weight: float) -> None:
         off = codes - self.codes
-        if abs(off) <= OUTLIER_CODES:
-            self.codes += SMOOTHING * off
-            self.outliers = 0
+        side = 0 if abs(off) <= OUTLIER_CODES else 1 if off > 0 else -1
+        if side and side == self.outlier_side:
+            self.codes, self.outlier_side = codes, 0
             return
-        side = 1 if off > 0 else -1
-        if self.outliers == side:
-            self.codes, self.outliers = codes, 0
-        else:
-            self.outliers = side
+        if not side:
+            self.codes += weight * off
+        self.outlier_side = side
 
 
 @dataclass(slots=True)
@@ -151,11 +154,14 @@ class LinkEstimator:
         link = self._links.setdefault(peer, _Link())
         cost = transfer_cost_ns_per_mib(nbytes, elapsed_us)
         codes = _codes_above(COST_NS_PER_MIB_FASTEST, float(cost))
-        firm = elapsed_us >= TRUSTED_US and not at_least
         if link.rate is None:
-            link.rate = _Rate(codes, nbytes, firm)
+            # Of a passive sample's size nothing follows: any probe replaces it.
+            firm = elapsed_us >= TRUSTED_US and not at_least
+            link.rate = _Rate(codes, 0 if at_least else nbytes, firm)
+        elif at_least:
+            link.rate.raise_to(codes)
         else:
-            link.rate.add(codes, nbytes, firm=firm)
+            link.rate.add(codes, nbytes, firm=elapsed_us >= TRUSTED_US)
 
     def cells(self) -> tuple[LinkCell, ...]:
         """Return this node's cells, sorted by peer; versions rise only where a code moved."""

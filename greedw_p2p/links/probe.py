@@ -34,8 +34,8 @@ PAIR_INTERVAL_US: Final = 1_000_000
 STALE_AFTER_US: Final = 600_000_000
 """A pair probed longer ago than this is probed again: 10 minutes."""
 
-PROBES_OF_LAST_SIZE: Final = 2
-"""One in four single probes is off by a third or more (a stall); the best of two seldom is."""
+PROBES_OF_LAST_SIZE: Final = 3
+"""One in four single probes is off by a third or more (a stall); the best of three seldom is."""
 
 assert PIECE_BYTES <= CONTROL_BODY_BYTES_MAX
 assert PROBE_BYTES_FIRST >= 2 * PIECE_BYTES
@@ -151,7 +151,8 @@ class ProbeSchedule:
             known = cell is not None and cell.cost != CODE_UNKNOWN
             grows = known and cell is not None and _second_half_us(probed, cell.cost) < TRUSTED_US
             nbytes = min(probed.nbytes * 2, PROBE_BYTES_MAX) if grows else probed.nbytes
-            times = probed.times + 1 if nbytes == probed.nbytes else 1
+            again = nbytes == probed.nbytes and now_us - probed.at_us < STALE_AFTER_US
+            times = probed.times + 1 if again else 1
         self._probed[peer] = _Probed(now_us, nbytes, times)
         self._last, self._last_us = peer, now_us
         self._sent += 1

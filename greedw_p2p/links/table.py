@@ -1,10 +1,10 @@
 """The link table: everybody's published measurements, merged in any order to the same result."""
 
 from collections.abc import Collection, Iterable
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from greedw_p2p.ids import NodeId
-from greedw_p2p.links.cell import LinkCell
+from greedw_p2p.links.cell import CODE_UNKNOWN, LinkCell
 
 LinkKey: TypeAlias = tuple[NodeId, NodeId]
 """Writer and peer."""
@@ -17,6 +17,10 @@ def _rank(cell: LinkCell) -> tuple[int, int, int, int]:
     the merge commutative even then.
     """
     return cell.incarnation, cell.version, cell.latency, cell.cost
+
+
+_NOTHING: Final = (-1, -1, CODE_UNKNOWN, CODE_UNKNOWN)
+"""Ranks below every cell."""
 
 
 class LinkTable:
@@ -58,13 +62,12 @@ class LinkTable:
             members: if given, only cells between these nodes count.
         """
         known = {(cell.writer, cell.peer): _rank(cell) for cell in links}
+        wanted = None if members is None else frozenset(members)
         return tuple(
             cell
             for cell in self.cells()
-            if (
-                (cell.writer, cell.peer) not in known or _rank(cell) > known[cell.writer, cell.peer]
-            )
-            and (members is None or (cell.writer in members and cell.peer in members))
+            if (wanted is None or (cell.writer in wanted and cell.peer in wanted))
+            and _rank(cell) > known.get((cell.writer, cell.peer), _NOTHING)
         )
 
     def forget(self, nodes: Collection[NodeId]) -> None:

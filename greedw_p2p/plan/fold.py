@@ -39,12 +39,13 @@ def genesis_view(config: Config) -> View:
 def next_view(view: View, config: Config, delta: ViewDelta) -> View:
     """Return the view after an entry with this config and delta. Pure, integers only."""
     members = tuple(sorted(config.nodes))
-    table = LinkTable(view.links)
-    news = table.merge(delta.links)
-    links = table.newer_than((), members)
+    same_members = members == view.members
+    links = view.links
+    if delta.links or not same_members:
+        links = _fold_links(links, delta.links, members)
     speeds = _fold_speeds(view.speeds, delta.reports, members)
     tree = view.tree
-    if news or members != view.members or not tree:
+    if links != view.links or not same_members or not tree:
         tree = _decide_tree(members, links, tree)
     basis = _decide_basis(view.basis, speeds, delta.reports, members)
     return View(EntryIndex(view.entry + 1), members, links, speeds, basis, tree)
@@ -54,6 +55,14 @@ def preferred_root(view: View) -> NodeId:
     """Return the node that should lead: the root of the tree in force, near its latency centre."""
     root = next((edge.node for edge in view.tree if edge.node == edge.parent), None)
     return view.members[0] if root is None else root
+
+
+def _fold_links(
+    links: tuple[LinkCell, ...], news: tuple[LinkCell, ...], members: tuple[NodeId, ...]
+) -> tuple[LinkCell, ...]:
+    table = LinkTable(links)
+    table.merge(news)
+    return table.newer_than((), members)
 
 
 # -- speeds and shares --------------------------------------------------------------------------
@@ -97,8 +106,9 @@ def _decide_basis(
     members: tuple[NodeId, ...],
 ) -> tuple[Speed, ...]:
     """Return the speeds that shares follow from now on."""
-    kept = tuple(speed for speed in basis if speed.node in members)
-    units = sum(report.units for report in reports if report.node in members)
+    present = frozenset(members)
+    kept = tuple(speed for speed in basis if speed.node in present)
+    units = sum(report.units for report in reports if report.node in present)
     if not units:
         return kept
     paces = paces_of(members, speeds)

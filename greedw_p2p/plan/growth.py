@@ -9,6 +9,9 @@ from numpy.typing import NDArray
 from greedw_p2p.plan.network import Matrix, Network
 from greedw_p2p.plan.rooted import Parents, eccentricities, slow_edges
 
+SECOND_ROOT_NODES_MAX: Final = 256
+"""Larger networks are grown from one root only, to stay quick."""
+
 _FORBIDDEN: Final = 1 << 60
 _SLOW: Final = 1 << 50
 """Added to the depth of a node behind a slow pair, so that these are used last."""
@@ -45,6 +48,8 @@ def _roots(network: Network, caps: Sequence[int]) -> list[int]:
     ranks = range(len(network))
     roomiest = min(ranks, key=lambda node: (-caps[node], int(reach[node]), node))
     central = min(ranks, key=lambda node: (caps[node] < 2, int(reach[node]), node))
+    if len(network) > SECOND_ROOT_NODES_MAX:
+        return [roomiest]
     return sorted({roomiest, central})
 
 

@@ -18,8 +18,8 @@ from greedw_p2p.links.scale import (
 
 Matrix: TypeAlias = NDArray[np.int64]
 
-SLOW_PAIR_CODES: Final = 4
-"""A pair is slow by itself if its cost is this far (1.4 times) above what both ends can do: less is
+SLOW_PAIR_CODES: Final = 6
+"""A pair is slow by itself if its cost is this far (1.7 times) above what both ends can do: less is
 noise of the estimates."""
 
 HOP_US: Final = 50

@@ -16,6 +16,9 @@ idle hubs was measured to be faster than a flat one with full ones.
 
 from collections.abc import Sequence
 from heapq import heapify, heapreplace
+from typing import Final
+
+import numpy as np
 
 from greedw_p2p.plan.exact import EXACT_NODES_MAX, best_tree, is_feasible
 from greedw_p2p.plan.growth import grow
@@ -59,16 +62,18 @@ def spanning_bottleneck(network: Network) -> int:
     if not slow.any():
         return 0
     reach = slow[0].copy()
-    inside = [0]
-    outside = set(range(1, len(network)))
+    inside = np.zeros(len(network), dtype=np.bool_)
+    inside[0] = True
     worst = 0
-    while outside:
-        node = min(outside, key=lambda other: (int(reach[other]), other))
+    for _ in range(len(network) - 1):
+        node = int(np.where(inside, _BEYOND, reach).argmin())
         worst = max(worst, int(reach[node]))
-        outside.remove(node)
-        inside.append(node)
-        reach = reach.clip(max=slow[node])
+        inside[node] = True
+        reach = np.minimum(reach, slow[node])
     return worst
+
+
+_BEYOND: Final = 1 << 62
 
 
 def caps_within(costs: Sequence[int], load: int) -> list[int]:
@@ -82,7 +87,7 @@ def _load(costs: Sequence[int], degree: Sequence[int]) -> int:
 
 def _least_budget(network: Network, bound: int) -> int:
     """Return the least bottleneck for which a tree is found; ``bound`` is a proven lower one."""
-    if _grown(network, bound, bound) is not None:
+    if not network.slow_pair.any() or _grown(network, bound, bound) is not None:
         return bound
     if len(network) <= EXACT_NODES_MAX:
         return _least_exact(network, bound)
