@@ -104,17 +104,20 @@ class BulkLink(asyncio.BufferedProtocol):
         """Take over a transport whose reading is paused, and start to read it."""
         self._transport = transport
         transport.set_protocol(self)
-        _socket_of(transport).setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if transport.is_closing():
             # The old protocol has been told; nobody would ever tell this one.
             self._lose("the connection was closed right after the handshake")
             self._closed.set()
             return
+        _socket_of(transport).setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         transport.resume_reading()
 
     def set_send_buffer(self, nbytes: int) -> None:
-        """Bound the bytes in the kernel's queue; the kernel doubles the value for its own needs."""
-        if self.is_open:
+        """Bound the bytes in the kernel's queue; 0 leaves that to the kernel.
+
+        The kernel doubles the value, for its own needs.
+        """
+        if nbytes and self.is_open:
             sock = _socket_of(self._open_transport())
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, nbytes)
 
