@@ -1,5 +1,6 @@
 """The ``greedw`` command: its subcommands, and what every one of them does with errors."""
 
+import io
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -69,7 +70,8 @@ def main() -> None:
     """Run one command and exit with its code; expected errors never show a traceback."""
     for stream in (sys.stdout, sys.stderr):
         # Trees are drawn in box characters; a terminal that lacks them shows "?" and no traceback.
-        stream.reconfigure(errors="replace")  # type: ignore[union-attr]
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     try:
         app()
     except DaemonError as error:

@@ -18,9 +18,10 @@ from greedw_cli.pace import Pace
 from greedw_cli.progress import ENDED, POLL_S, note_pace
 from greedw_daemon.harness import DaemonProcess, LocalCluster
 from greedw_p2p.errors import DaemonError
+from greedw_p2p.jobs.registry import DEFAULTS, MNIST_2NN
 from greedw_p2p.node.status import JobStatus, NodeStatus
 
-KIND: Final = "mnist-2nn"
+_USUAL: Final = DEFAULTS[MNIST_2NN]
 NODES_MAX: Final = 32
 
 LINKS_S: Final = 3.0
@@ -36,9 +37,9 @@ AGREE_S: Final = 10.0
 def demo(
     *,
     nodes: Annotated[int, typer.Option(min=1, max=NODES_MAX, help="How many daemons.")] = 4,
-    epochs: jobs.Epochs = jobs.EPOCHS,
-    batch: jobs.Batch = jobs.BATCH,
-    seed: jobs.Seed = jobs.SEED,
+    epochs: jobs.Epochs = _USUAL.epochs,
+    batch: jobs.Batch = _USUAL.batch,
+    seed: jobs.Seed = _USUAL.seed,
     keep: Annotated[
         Path | None,
         typer.Option(
@@ -126,12 +127,12 @@ def _submit(daemon: DaemonProcess, work: _Work) -> str:
     answer = daemon.call(
         "train",
         timeout_s=jobs.PREPARE_S,
-        kind=KIND,
+        kind=MNIST_2NN,
         data_dir="",
         epochs=work.epochs,
         batch=work.batch,
-        learning_rate=jobs.LEARNING_RATE,
-        momentum=jobs.MOMENTUM,
+        learning_rate=_USUAL.learning_rate,
+        momentum=_USUAL.momentum,
         seed=work.seed,
     )
     return str(answer["job"])

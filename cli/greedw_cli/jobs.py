@@ -16,6 +16,7 @@ from greedw_cli.pace import Pace
 from greedw_cli.progress import Reporter, follow
 from greedw_daemon.client import ControlClient
 from greedw_p2p.errors import DaemonError
+from greedw_p2p.jobs.registry import DEFAULTS, MNIST_2NN, job_kinds
 from greedw_p2p.node.status import JobStatus
 
 PREPARE_S: Final = 300.0
@@ -26,28 +27,26 @@ STOP_S: Final = 60.0
 
 SCHEMA: Final = 1
 
+_USUAL: Final = DEFAULTS[MNIST_2NN]
+
 Epochs = Annotated[int, typer.Option(min=1, max=1_000_000, help="Passes over the data.")]
 Batch = Annotated[int, typer.Option(min=1, help="Samples of a round, over all nodes together.")]
 LearningRate = Annotated[float, typer.Option("--lr", help="Learning rate, above 0.")]
 Momentum = Annotated[float, typer.Option(help="Momentum, from 0, below 1.")]
 Seed = Annotated[int, typer.Option(min=0, help="Decides initial parameters and order of samples.")]
 
-EPOCHS: Final = 10
-BATCH: Final = 256
-LEARNING_RATE: Final = 0.05
-MOMENTUM: Final = 0.9
-SEED: Final = 1
-
 
 def train(
     context: typer.Context,
-    kind: Annotated[str, typer.Argument(metavar="KIND", help="What to train: mnist-2nn.")],
+    kind: Annotated[
+        str, typer.Argument(metavar="KIND", help=f"What to train: {', '.join(job_kinds())}.")
+    ],
     *,
-    epochs: Epochs = EPOCHS,
-    batch: Batch = BATCH,
-    lr: LearningRate = LEARNING_RATE,
-    momentum: Momentum = MOMENTUM,
-    seed: Seed = SEED,
+    epochs: Epochs = _USUAL.epochs,
+    batch: Batch = _USUAL.batch,
+    lr: LearningRate = _USUAL.learning_rate,
+    momentum: Momentum = _USUAL.momentum,
+    seed: Seed = _USUAL.seed,
     data: Annotated[
         Path | None,
         typer.Option(
@@ -63,7 +62,7 @@ def train(
     state_dir: StateDir = None,
 ) -> None:
     """Train a model on all members together, and follow it to the end."""
-    _check_rates(lr, momentum)
+    _check(kind, lr, momentum)
     client = connect(context, state_dir, PREPARE_S)
     explain(f"Starting {kind}: every member loads the data and compiles its kernels ...")
     answer = client.call(
@@ -128,7 +127,9 @@ class _Jobs(msgspec.Struct, frozen=True):
     jobs: tuple[JobStatus, ...]
 
 
-def _check_rates(learning_rate: float, momentum: float) -> None:
+def _check(kind: str, learning_rate: float, momentum: float) -> None:
+    if kind not in job_kinds():
+        raise typer.BadParameter(f"there are: {', '.join(job_kinds())}", param_hint="KIND")
     if not 0 < learning_rate < float("inf"):
         raise typer.BadParameter("must be above 0", param_hint="--lr")
     if not 0 <= momentum < 1:

@@ -63,8 +63,10 @@ class DaemonProcess:
         self.state_dir = directory / name
         self.log_path = directory / f"{name}.log"
         self.expected_to_run = False
-        self._listen = listen
-        self._environment = dict(environment or {}) | {TAG_VARIABLE: tag}
+        self.listen = listen
+        self.environment = dict(environment or {}) | {TAG_VARIABLE: tag}
+        """For the next start; a test may change it for one daemon."""
+        self.working_directory: Path | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -72,14 +74,15 @@ class DaemonProcess:
         assert not self.is_running(), f"{self.name} runs already"
         kept = {k: v for k, v in os.environ.items() if k not in _INHERITED_BUT_NOT_OURS}
         command = [sys.executable, "-P", "-m", "greedw_daemon", "--name", self.name]
-        command += ["--state-dir", str(self.state_dir), "--listen", self._listen]
+        command += ["--state-dir", str(self.state_dir), "--listen", self.listen]
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=kept | self._environment | {"GREEDW_DIE_WITH_PARENT": "1"},
+                cwd=self.working_directory,
+                env=kept | self.environment | {"GREEDW_DIE_WITH_PARENT": "1"},
                 # A group of its own: Ctrl-C reaches the starter, which then ends the daemons in
                 # order, instead of all of them at once.
                 process_group=0,
@@ -126,6 +129,16 @@ class DaemonProcess:
     def status(self) -> dict[str, Any]:
         """Return the daemon's own status."""
         return self.call("status")
+
+    def newest_job(self) -> dict[str, Any] | None:
+        """Return the job that was started last, as this daemon knows it."""
+        jobs: list[dict[str, Any]] = self.call("jobs")["jobs"]
+        return jobs[-1] if jobs else None
+
+    def children(self) -> list[int]:
+        """Return the ids of the daemon's child processes: its workers."""
+        path = Path(f"/proc/{self.pid}/task/{self.pid}/children")
+        return [int(word) for word in path.read_text(encoding="ascii").split()]
 
     def log(self) -> str:
         """Return all that the daemon has written."""
