@@ -3,7 +3,7 @@
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -58,7 +58,7 @@ class DemoScreen:
         self.console.print(Text(text), soft_wrap=True)
 
     @contextlib.contextmanager
-    def stage(self, text: str) -> Iterator[list[str]]:
+    def stage(self, text: str) -> Generator[list[str]]:
         """Print what is being done, and behind it the result put into the list and the time."""
         begin_s = time.monotonic()
         result: list[str] = []
@@ -74,7 +74,7 @@ class DemoScreen:
         self.console.print(Text(rest + padding + took), soft_wrap=True)
 
     @contextlib.contextmanager
-    def live(self) -> Iterator[None]:
+    def live(self) -> Generator[None]:
         """Keep the live table on the screen, and leave its last state there."""
         with self._reporter:
             yield

@@ -2,7 +2,7 @@
 
 import contextlib
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from types import FrameType
 from typing import Any, Final, Self
 
@@ -46,7 +46,7 @@ class Interruptions:
         return None if self._received is None else 128 + self._received
 
     @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
+    def held(self) -> Generator[None]:
         """Put off raising to the end of the block."""
         self._holds += 1
         try:

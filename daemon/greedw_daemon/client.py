@@ -45,7 +45,7 @@ class ControlClient:
                 return False
             raise
 
-    def call(self, name: str, **arguments: object) -> dict[str, Any]:
+    def call(self, name: str, /, **arguments: object) -> dict[str, Any]:
         """Make a call and return its result.
 
         Raises:

@@ -7,7 +7,7 @@ import signal
 import struct
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -78,7 +78,7 @@ def start_greedw() -> Iterator[Callable[..., subprocess.Popen[str]]]:
 
 
 @contextlib.contextmanager
-def _closing(cluster: LocalCluster) -> Iterator[LocalCluster]:
+def _closing(cluster: LocalCluster) -> Generator[LocalCluster]:
     try:
         yield cluster
     finally:

@@ -5,6 +5,7 @@ import re
 import signal
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -59,7 +60,7 @@ def test_worker_that_fails_ends_the_job_with_its_reason_and_not_the_cluster(
     assert "b" in re.findall(r"\w+", answer.err)
     assert f"{FAULT} asked for" in answer.err
     for daemon in cluster.daemons.values():
-        job = cluster.wait_for(lambda d=daemon: in_state(d, "failed"), 10, "the job's end")
+        job = cluster.wait_for(partial(in_state, daemon, "failed"), 10, "the job's end")
         assert FAULT in job["reason"]
     cluster.wait_for_members(["a", "b", "c"])
 
@@ -71,12 +72,12 @@ def test_killed_worker_is_named_and_the_same_cluster_trains_again(form: Form) ->
     (worker,) = cluster.daemons["b"].children()
     os.kill(worker, signal.SIGKILL)
     for daemon in cluster.daemons.values():
-        job = cluster.wait_for(lambda d=daemon: in_state(d, "failed"), 10, "the job's end")
+        job = cluster.wait_for(partial(in_state, daemon, "failed"), 10, "the job's end")
         assert "b" in re.findall(r"\w+", job["reason"])
         assert "SIGKILL" in job["reason"]
     train(cluster.first, epochs=1)
     for daemon in cluster.daemons.values():
-        cluster.wait_for(lambda d=daemon: in_state(d, "finished"), TRAIN_S, "the second job")
+        cluster.wait_for(partial(in_state, daemon, "finished"), TRAIN_S, "the second job")
 
 
 def test_heartbeats_go_on_while_a_worker_holds_its_interpreter(form: Form) -> None:
@@ -127,7 +128,7 @@ def notices(cluster: LocalCluster, name: str, *, since_s: float) -> None:
             continue
         left_s = max(0.1, since_s + NOTICE_S - time.monotonic())
         cluster.wait_for(
-            lambda d=daemon: in_state(d, "paused"), left_s, f"{daemon.name} to pause the job"
+            partial(in_state, daemon, "paused"), left_s, f"{daemon.name} to pause the job"
         )
         status = daemon.status()
         assert {m["name"]: m["state"] for m in status["members"]}[name] != "alive"
