@@ -79,7 +79,8 @@ def _check_free(directory: StateDir, command: str) -> None:
     record = directory.cluster()
     if record is not None:
         raise DaemonError(
-            f"this node belongs to the cluster {record.name} already, so it cannot {command}",
+            f"the node in {directory.path} belongs to the cluster {record.name} already, "
+            f"so it cannot {command}",
             hint="greedw leave takes it out; or use another directory: --state-dir DIR",
             exit_code=INCOMPATIBLE,
         )
