@@ -17,7 +17,7 @@ from greedw_p2p.ids import (
 )
 from greedw_p2p.jobs.spec import JobSpec, JobState
 from greedw_p2p.links.cell import LinkCell
-from greedw_p2p.log.entry import EntryKind
+from greedw_p2p.log.entry import Entry, EntryKind
 from greedw_p2p.plan.plan import Plan
 from greedw_p2p.wire.messages import ControlMessage
 
@@ -171,9 +171,22 @@ class Note:
 class Committed:
     """An entry was committed: the shell may tell those who follow. No answer."""
 
-    index: EntryIndex
-    kind: EntryKind
-    job: JobState | None
+    entry: Entry
+
+    @property
+    def index(self) -> EntryIndex:
+        """The entry's index."""
+        return self.entry.index
+
+    @property
+    def kind(self) -> EntryKind:
+        """What the entry decided."""
+        return self.entry.kind
+
+    @property
+    def job(self) -> JobState | None:
+        """The newest job after the entry."""
+        return self.entry.job
 
 
 @dataclass(frozen=True, slots=True)

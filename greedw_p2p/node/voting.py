@@ -297,7 +297,7 @@ class Voting:
             context.sent_bytes[report.node] = sent + report.sent_bytes
         self.open = OpenEntry.after(ledger, context.id)
         context.persist(ledger.index, ledger.config, None)
-        context.out.emit(Committed(value.index, value.kind, value.job))
+        context.out.emit(Committed(value))
         self._on_commit(value)
 
     def _move_state(self, entry: OpenEntry, before: JobState | None, value: Entry) -> None:

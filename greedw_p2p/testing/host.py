@@ -1,0 +1,307 @@
+"""A simulated host: a real node, its disk, its worker, and its end of the data plane."""
+
+import random
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from greedw_p2p.config import Address, Config, Member
+from greedw_p2p.errors import PeerError
+from greedw_p2p.ids import Ballot, EntryIndex, Incarnation, LineageId, MemberId, NodeId, StateDigest
+from greedw_p2p.jobs.spec import JobSpec
+from greedw_p2p.log.entry import EntryKind, RoundOutcome
+from greedw_p2p.node import effects, events
+from greedw_p2p.node.boot import Boot
+from greedw_p2p.node.core import Node
+from greedw_p2p.reduction import attempt as reduction
+from greedw_p2p.testing.network import Agenda
+from greedw_p2p.testing.worker import BulkItem, SimAttempt, SimWorker, digest_of
+from greedw_p2p.view import RoundReport
+from greedw_p2p.wire.messages import Contribution
+
+LOAD_US = 20_000
+APPLY_US = 300
+FIXED_US = 500
+
+
+class Wires(Protocol):
+    """What a host asks of the cluster around it."""
+
+    def send_control(self, host: "SimHost", effect: effects.Send) -> None:
+        """Send a message on the control connection to a member."""
+        ...
+
+    def send_bulk(
+        self, host: "SimHost", to: NodeId, attempt: tuple[EntryIndex, Ballot], item: BulkItem
+    ) -> None:
+        """Send a chunk or a summary on a tree edge."""
+        ...
+
+    def dial(self, host: "SimHost", effect: effects.Dial) -> None:
+        """Try to connect two hosts."""
+        ...
+
+    def observe(self, host: "SimHost", effect: effects.Effect) -> None:
+        """Show an effect to the oracle and the trace."""
+        ...
+
+
+@dataclass(slots=True)
+class Disk:
+    """What survives the process."""
+
+    incarnation: int = 0
+    lineage: LineageId | None = None
+    committed_index: EntryIndex = field(default=EntryIndex(0))
+    config: Config | None = None
+
+
+class SimHost:
+    """One host. ``unit_us`` is how long it computes at a sample."""
+
+    def __init__(
+        self, node_id: NodeId, name: str, address: Address, agenda: Agenda, wires: Wires
+    ) -> None:
+        self.node_id = node_id
+        self.name = name
+        self.address = address
+        self.unit_us = 20
+        self.disk = Disk()
+        self.node: Node | None = None
+        self.worker: SimWorker | None = None
+        self.refusal = ""
+        self.paused_until_us = 0
+        self.notes: list[effects.Note] = []
+        self.replies: list[effects.Reply] = []
+        self.stopped: effects.Stopped | None = None
+        self._agenda = agenda
+        self._wires = wires
+        self._life = 0
+        self._attempt: SimAttempt | None = None
+        self._early: deque[tuple[NodeId, tuple[EntryIndex, Ballot], BulkItem]] = deque(maxlen=256)
+        self._results: dict[bytes, tuple[int, ...]] = {}
+
+    @property
+    def is_up(self) -> bool:
+        """Tell whether the process runs."""
+        return self.node is not None
+
+    @property
+    def member(self) -> Member:
+        """This life, as others see it."""
+        return Member(self.node_id, Incarnation(self.disk.incarnation), self.name, self.address)
+
+    def start(self, boot: Boot, seed: int) -> None:
+        """Start the process as a new life; its state is what ``boot`` says."""
+        self.stopped = None
+        self.node = Node(
+            self.member,
+            boot,
+            rng=random.Random(seed),  # noqa: S311 - seeded, not secret
+            now_us=self._agenda.now_us,
+        )
+        self._life += 1
+        self._forget()
+
+    def crash(self) -> None:
+        """End the process at once; only the disk survives."""
+        self.node = None
+        self._life += 1
+        self._forget()
+
+    def deliver(self, event: events.Event) -> None:
+        """Hand the node an event, now or when it is no longer paused."""
+        if self.node is None:
+            return
+        if self._agenda.now_us < self.paused_until_us:
+            life = self._life
+            self._agenda.at(
+                self.paused_until_us, lambda: self.deliver(event) if life == self._life else None
+            )
+            return
+        for effect in self.node.handle(event, self._agenda.now_us):
+            self._wires.observe(self, effect)
+            self._perform(effect)
+            if self.node is None:
+                return
+
+    def load_here(self, spec: JobSpec, state: StateDigest) -> None:
+        """Load a job before it is submitted here, as a user's command does."""
+        self.worker = SimWorker(spec, state)
+
+    def bulk_arrived(
+        self, sender: NodeId, attempt: tuple[EntryIndex, Ballot], item: BulkItem
+    ) -> None:
+        """Take what a tree neighbour sent; keep it if the attempt has not begun here."""
+        running = self._attempt
+        if running is None or running.key != attempt:
+            self._early.append((sender, attempt, item))
+            return
+        running.inboxes.setdefault(sender, deque()).append(item)
+        self._drain(running, sender)
+
+    def _forget(self) -> None:
+        self.worker = None
+        self._attempt = None
+        self._early.clear()
+        self._results.clear()
+
+    def _later(self, delay_us: int, event: events.Event) -> None:
+        """Deliver an event of this life's own making."""
+        life = self._life
+        self._agenda.after(delay_us, lambda: self.deliver(event) if life == self._life else None)
+
+    def _perform(self, effect: effects.Effect) -> None:
+        match effect:
+            case effects.Send():
+                self._wires.send_control(self, effect)
+            case effects.Dial():
+                self._wires.dial(self, effect)
+            case effects.Persist(lineage, index, config, _):
+                self.disk.lineage, self.disk.committed_index = lineage, index
+                self.disk.config = config
+            case effects.LoadJob(spec, state, _):
+                self._load(spec, state)
+            case effects.UnloadJob():
+                self.worker = None
+            case effects.BeginAttempt():
+                self._begin(effect)
+            case effects.CancelAttempt():
+                self._attempt = None
+            case effects.FetchResult():
+                pass
+            case effects.ApplyResult(entry_id, digest, _, _, _):
+                assert self.worker is not None, "a result is applied where the job is loaded"
+                state = self.worker.apply(entry_id, self._results[digest])
+                self._later(APPLY_US, events.StateApplied(entry_id, state))
+            case effects.FlipState(entry_id):
+                assert self.worker is not None, "a state flips where the job is loaded"
+                self.worker.flip(entry_id)
+            case effects.Reply():
+                self.replies.append(effect)
+            case effects.Note():
+                self.notes.append(effect)
+            case effects.Stopped():
+                self.stopped = effect
+                self.crash()
+            case effects.HangUp() | effects.Committed():
+                pass
+
+    def _load(self, spec: JobSpec, state: StateDigest) -> None:
+        if self.refusal:
+            self._later(LOAD_US, events.JobRefused(spec.id, self.refusal))
+            return
+        self.worker = SimWorker(spec, state)
+        self._later(LOAD_US, events.JobLoaded(spec, state))
+
+    def _begin(self, order: effects.BeginAttempt) -> None:
+        attempt = self._attempt = SimAttempt.begun(self.node_id, order)
+        _, units = order.plan.units_of(self.node_id)
+        life = self._life
+
+        def computed() -> None:
+            if life == self._life and self._attempt is attempt:
+                self._computed(attempt)
+
+        self._agenda.after(FIXED_US + units * self.unit_us, computed)
+        early, self._early = list(self._early), deque(maxlen=256)
+        for sender, key, item in early:
+            self.bulk_arrived(sender, key, item)
+
+    def _computed(self, attempt: SimAttempt) -> None:
+        if self._agenda.now_us < self.paused_until_us:
+            self._agenda.at(self.paused_until_us, lambda: self._computed(attempt))
+            return
+        attempt.compute(self.node_id)
+        self._advance(attempt, reduction.OwnChunksReady(len(attempt.own)))
+        self._advance(attempt, reduction.OwnFinished(attempt.own_part(self.node_id)))
+
+    def _drain(self, attempt: SimAttempt, sender: NodeId) -> None:
+        """Hand the machine what a neighbour sent, as far as it can take it."""
+        inbox = attempt.inboxes.get(sender, deque())
+        while inbox and self._attempt is attempt:
+            item = inbox[0]
+            if sender == attempt.parent:
+                inbox.popleft()
+                self._from_parent(attempt, item)
+                continue
+            child = attempt.children.index(sender)
+            if isinstance(item, int) and not attempt.machine.can_take(child):
+                return
+            inbox.popleft()
+            self._from_child(attempt, child, item)
+
+    def _from_parent(self, attempt: SimAttempt, item: BulkItem) -> None:
+        if isinstance(item, int):
+            attempt.result[attempt.machine.next_result] = item
+            self._advance(attempt, reduction.ResultChunkArrived())
+        elif isinstance(item, reduction.Figures):
+            self._advance(attempt, reduction.ResultFinished(item))
+
+    def _from_child(self, attempt: SimAttempt, child: int, item: BulkItem) -> None:
+        if isinstance(item, int):
+            attempt.slots[child].append(item)
+            self._advance(attempt, reduction.ChildChunkArrived(child))
+        elif isinstance(item, reduction.Part):
+            self._advance(attempt, reduction.ChildFinished(child, item))
+
+    def _advance(self, attempt: SimAttempt, event: reduction.Event) -> None:
+        try:
+            actions = attempt.machine.handle(event)
+        except PeerError as error:
+            order = attempt.order
+            self._attempt = None
+            broken = events.AttemptBroken(
+                order.index, order.ballot, self.node_id, "reduce", str(error)
+            )
+            self._later(0, broken)
+            return
+        for action in actions:
+            self._act(attempt, action)
+
+    def _act(self, attempt: SimAttempt, action: reduction.Action) -> None:
+        match action:
+            case reduction.Combine(chunk):
+                attempt.combine(chunk)
+            case reduction.SendUp(chunk):
+                values = attempt.result if attempt.children else attempt.own
+                self._send_up(attempt, values[chunk])
+            case reduction.SendDown(chunk):
+                self._send_down(attempt, attempt.result[chunk])
+            case reduction.ResumeChild(child):
+                self._drain(attempt, attempt.children[child])
+            case reduction.CloseUp(part):
+                self._send_up(attempt, part)
+            case reduction.CloseDown(figures):
+                self._send_down(attempt, figures)
+            case reduction.Finish(figures, part):
+                self._finish(attempt, figures, part)
+
+    def _send_up(self, attempt: SimAttempt, item: BulkItem) -> None:
+        assert attempt.parent is not None, "the root sends nothing up"
+        self._wires.send_bulk(self, attempt.parent, attempt.key, item)
+
+    def _send_down(self, attempt: SimAttempt, item: BulkItem) -> None:
+        for child in attempt.children:
+            self._wires.send_bulk(self, child, attempt.key, item)
+
+    def _finish(
+        self, attempt: SimAttempt, figures: reduction.Figures, part: reduction.Part | None
+    ) -> None:
+        order = attempt.order
+        digest = digest_of(tuple(attempt.result))
+        self._results[digest] = tuple(attempt.result)
+        outcome = RoundOutcome(figures.samples, figures.loss_sum, figures.correct)
+        ranges = () if part is None else part.ranges
+        contributions = tuple(Contribution(r.member, r.start, r.units) for r in ranges)
+        trained = order.kind is EntryKind.ROUND and part is not None
+        reports = tuple(self._report(order, m) for m in order.participants) if trained else ()
+        finished = events.AttemptFinished(
+            order.index, order.ballot, digest, outcome, contributions, reports, order.links
+        )
+        self._later(0, finished)
+
+    def _report(self, order: effects.BeginAttempt, member: MemberId) -> RoundReport:
+        """Return a participant's report, as its share and a common speed would make it."""
+        _, units = order.plan.units_of(member.node)
+        return RoundReport(member.node, units, FIXED_US + units * self.unit_us, 0, 0, units * 8)
