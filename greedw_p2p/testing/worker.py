@@ -9,7 +9,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Final
 
-import msgpack
+import msgspec
 
 from greedw_p2p.ids import (
     NO_ENTRY,
@@ -54,9 +54,7 @@ def next_state(state: StateDigest, values: tuple[int, ...]) -> StateDigest:
 
 
 def _packed(values: tuple[int, ...]) -> bytes:
-    packed = msgpack.packb([str(value) for value in values])
-    assert isinstance(packed, bytes)
-    return packed
+    return msgspec.msgpack.encode([str(value) for value in values])
 
 
 @dataclass(slots=True)
