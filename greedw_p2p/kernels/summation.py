@@ -45,11 +45,11 @@ def divide_reference(total: Vector, divisor: np.float32) -> None:
 # fastmath stays off: it would let LLVM reassociate or multiply by a reciprocal, and nodes with
 # different CPUs would then disagree in the last bit.
 _compile: Final = numba.njit(cache=True, fastmath=False, nogil=True)
-_add_one: Final = cast("Callable[[Vector, Vector, Vector], None]", _compile(add_one_reference))
-_add_two: Final = cast(
+add_one: Final = cast("Callable[[Vector, Vector, Vector], None]", _compile(add_one_reference))
+add_two: Final = cast(
     "Callable[[Vector, Vector, Vector, Vector], None]", _compile(add_two_reference)
 )
-_add_three: Final = cast(
+add_three: Final = cast(
     "Callable[[Vector, Vector, Vector, Vector, Vector], None]", _compile(add_three_reference)
 )
 _divide: Final = cast("Callable[[Vector, np.float32], None]", _compile(divide_reference))
@@ -95,10 +95,10 @@ def _add_up_to_three(total: Vector, own: Vector, parts: Sequence[Vector]) -> Non
     """Add one, two or three parts in one pass."""
     match parts:
         case [first]:
-            _add_one(total, own, first)
+            add_one(total, own, first)
         case [first, second]:
-            _add_two(total, own, first, second)
+            add_two(total, own, first, second)
         case [first, second, third]:
-            _add_three(total, own, first, second, third)
+            add_three(total, own, first, second, third)
         case _:
             raise AssertionError(f"{len(parts)} parts in one pass")
