@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 from greedw_p2p.plan.network import Matrix, Network
 from greedw_p2p.plan.rooted import Parents, eccentricities, slow_edges
 
+ALL_ROOTS_NODES_MAX: Final = 24
 SECOND_ROOT_NODES_MAX: Final = 256
-"""Larger networks are grown from one root only, to stay quick."""
+"""Small networks are grown from every root, large ones from one only, to stay quick."""
 
 _FORBIDDEN: Final = 1 << 60
 _SLOW: Final = 1 << 50
@@ -43,7 +44,9 @@ def _penalties(network: Network, budget: int) -> Matrix:
 
 
 def _roots(network: Network, caps: Sequence[int]) -> list[int]:
-    """Return the nodes to start from: the roomiest, and the most central of those with room."""
+    """Return the nodes to start from: all, or the roomiest and the most central with room."""
+    if len(network) <= ALL_ROOTS_NODES_MAX:
+        return list(range(len(network)))
     reach = network.hop_us.sum(axis=1)
     ranks = range(len(network))
     roomiest = min(ranks, key=lambda node: (-caps[node], int(reach[node]), node))

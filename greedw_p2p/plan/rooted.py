@@ -36,6 +36,19 @@ def neighbours(parents: Parents) -> list[list[int]]:
     return [sorted(found) for found in adjacent]
 
 
+def parents_from(adjacent: Sequence[Sequence[int]], root: int) -> Parents:
+    """Return the parents of a tree given by its neighbours."""
+    parents = [root] * len(adjacent)
+    stack = [root]
+    while stack:
+        node = stack.pop()
+        for other in adjacent[node]:
+            if other != parents[node]:
+                parents[other] = node
+                stack.append(other)
+    return tuple(parents)
+
+
 def degrees(parents: Parents) -> list[int]:
     """Return each node's number of tree neighbours."""
     degree = [0] * len(parents)

@@ -23,6 +23,7 @@ import numpy as np
 from greedw_p2p.plan.exact import EXACT_NODES_MAX, best_tree, is_feasible
 from greedw_p2p.plan.growth import grow
 from greedw_p2p.plan.network import Network
+from greedw_p2p.plan.repair import repaired
 from greedw_p2p.plan.rooted import Parents, bottleneck_ns_per_mib, centre_of, rerooted
 
 
@@ -33,11 +34,12 @@ def build_tree(network: Network) -> Parents:
         return (0,) * count
     ends = spare_ends(network.cost)
     bound = max(_load(network.cost, ends), spanning_bottleneck(network))
-    budget = _least_budget(network, bound)
+    budget, fallback = _least_budget(network, bound)
     hub_load = max(
         (e * cost for e, cost in zip(ends, network.cost, strict=True) if e > 1), default=0
     )
-    tree = _tree_within(network, budget, max(hub_load, budget // 2))
+    tree = _tree_within(network, budget, max(hub_load, budget // 2)) or fallback
+    assert tree is not None, "a budget comes with a tree, or an exact search finds one"
     return rerooted(tree, centre_of(tree, network.hop_us))
 
 
@@ -85,26 +87,31 @@ def _load(costs: Sequence[int], degree: Sequence[int]) -> int:
     return max(ends * cost for ends, cost in zip(degree, costs, strict=True))
 
 
-def _least_budget(network: Network, bound: int) -> int:
-    """Return the least bottleneck for which a tree is found; ``bound`` is a proven lower one."""
-    if not network.slow_pair.any() or _grown(network, bound, bound) is not None:
-        return bound
+def _least_budget(network: Network, bound: int) -> tuple[int, Parents | None]:
+    """Return the least bottleneck for which a tree is found, and a tree if one was grown.
+
+    ``bound`` is a proven lower one, which is nearly always reached.
+    """
+    if not network.slow_pair.any():
+        return bound, None
+    tree = _grown(network, bound, bound)
+    if tree is not None:
+        return bound, tree
     if len(network) <= EXACT_NODES_MAX:
-        return _least_exact(network, bound)
-    high = bound
-    while _grown(network, high, high) is None:
-        high *= 2
-    low = high // 2
+        return _least_exact(network, bound), None
+    low = high = bound
+    while tree is None:
+        low, high = high, 2 * high
+        tree = _grown(network, high, high)
     # Codes are 9 % apart: a finer search than 1 % finds nothing.
     while high - low > high // 128:
         middle = (low + high) // 2
-        if _grown(network, middle, middle) is None:
+        better = _grown(network, middle, middle)
+        if better is None:
             low = middle
         else:
-            high = middle
-    tree = _grown(network, high, high)
-    assert tree is not None, "the upper end of the bisection was grown before"
-    return bottleneck_ns_per_mib(tree, network)
+            tree, high = better, middle
+    return bottleneck_ns_per_mib(tree, network), tree
 
 
 def _least_exact(network: Network, bound: int) -> int:
@@ -127,17 +134,16 @@ def _grown(network: Network, budget: int, load: int) -> Parents | None:
     return grow(network, caps_within(network.cost, load), budget)
 
 
-def _tree_within(network: Network, budget: int, hub_load: int) -> Parents:
-    """Return the best tree of bottleneck ``budget``, with hubs loaded to ``hub_load`` if it can be.
-
-    A budget between the two is not looked for: hubs at half load or at full load are the choice.
-    """
+def _tree_within(network: Network, budget: int, hub_load: int) -> Parents | None:
+    """Return a good tree within the budget, with hubs loaded to ``hub_load`` if that can be."""
     for load in (hub_load, budget):
         caps = caps_within(network.cost, load)
         if len(network) <= EXACT_NODES_MAX:
             tree = best_tree(network, caps, budget)
         else:
             tree = grow(network, caps, budget)
+            if tree is not None:
+                tree = repaired(tree, network, caps, budget)
         if tree is not None:
             return tree
-    raise AssertionError("a budget was found feasible, but no tree was found within it")
+    return None
