@@ -26,7 +26,7 @@ class TrainingDefaults:
 
 
 DEFAULTS: Final = {
-    MNIST_2NN: TrainingDefaults(epochs=10, batch=256, learning_rate=0.1, momentum=0.9, seed=0)
+    MNIST_2NN: TrainingDefaults(epochs=10, batch=256, learning_rate=0.15, momentum=0.9, seed=1)
 }
 """By kind of job."""
 
