@@ -5,6 +5,10 @@ Source: H. B. McMahan et al., AISTATS 2017, where it is named MNIST 2NN.
 Memory is one flat vector in the order of backward, ``W3 b3 | W2 b2 | W1 rows | ... | W1 rows b1``
 with a bar between buckets. Weights are stored (inputs, outputs), so a block of rows of W1 is
 contiguous and its gradient can leave before the next block's is computed.
+
+Products are numpy's, so limit BLAS to one thread first: on a busy host its threads wait for one
+another in loops, and a step takes ten times as long. Equal inputs give equal bits in processes
+with the same BLAS kernels, not on different CPUs.
 """
 
 from collections.abc import Callable
