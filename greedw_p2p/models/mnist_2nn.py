@@ -7,8 +7,8 @@ with a bar between buckets. Weights are stored (inputs, outputs), so a block of 
 contiguous and its gradient can leave before the next block's is computed.
 
 Products are numpy's, so limit BLAS to one thread first: on a busy host its threads wait for one
-another in loops, and steps were seen to take seven times as long. Equal inputs give equal bits in processes
-with the same BLAS kernels, not on different CPUs.
+another in loops, and training was seen to take seven times as long. Equal inputs give equal bits
+in processes with the same BLAS kernels, not on different CPUs.
 """
 
 from collections.abc import Callable
