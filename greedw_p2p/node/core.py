@@ -131,6 +131,7 @@ class Node:
         attempt = None if self._voting.open is None else self._voting.open.attempt
         self._contacts.tick(quiet=attempt is None)
         self._desk.tick(self._leader(), leads=self._leading.leads)
+        self._voting.tick()
         self._leading.tick()
         self._departure.tick()
 

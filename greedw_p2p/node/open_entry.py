@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from greedw_p2p.ids import Ballot, ContentDigest, EntryId, EntryIndex, MemberId, StateDigest
+from greedw_p2p.ids import Ballot, ContentDigest, EntryId, EntryIndex, MemberId, NodeId, StateDigest
 from greedw_p2p.log.acceptor import Acceptor
 from greedw_p2p.log.entry import Entry, EntryKind
 from greedw_p2p.log.ledger import Ledger
@@ -35,7 +35,9 @@ class OpenEntry:
     finished: AttemptFinished | None = None
     waiting_accept: tuple[MemberId, Accept] | None = None
     waiting_commit: Entry | None = None
+    holder: NodeId | None = None
     fetching: ContentDigest | None = None
+    fetch_again_us: int = 0
     speculated: dict[EntryId, StateDigest | None] = field(
         default_factory=dict[EntryId, "StateDigest | None"]
     )

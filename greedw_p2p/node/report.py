@@ -201,14 +201,17 @@ def _job_status(
 
 
 def _digests(context: Context) -> dict[str, str]:
-    """Return each member's state digest, as far as it is of the same entry as this node's."""
+    """Return the state digests of the members that are at the same entry as this node."""
     ledger = context.ledger
     if ledger is None:
         return {}
     found: dict[str, StateDigest] = {context.me.name: context.shown_state}
     for peer in context.peers.all():
-        if peer.heartbeat is not None and peer.member.id in ledger.config:
-            found[peer.member.name] = peer.heartbeat.state
+        heartbeat = peer.heartbeat
+        if heartbeat is None or peer.member.id not in ledger.config:
+            continue
+        if heartbeat.entry_id == ledger.entry_id:
+            found[peer.member.name] = heartbeat.state
     return {name: found[name].hex() for name in sorted(found) if found[name] != NO_STATE}
 
 

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from greedw_p2p.ids import NO_STATE, Ballot, EntryId, JobId, MemberId, NodeId, StateDigest, short
 from greedw_p2p.jobs.registry import layout_of
 from greedw_p2p.jobs.spec import JobPhase, JobState
+from greedw_p2p.limits import TICK_US
 from greedw_p2p.log.entry import Entry, EntryKind
 from greedw_p2p.log.ledger import Ledger
 from greedw_p2p.node.context import Context
@@ -37,6 +38,8 @@ from greedw_p2p.plan.plan import Plan
 from greedw_p2p.plan.planner import make_plan
 from greedw_p2p.view import View
 from greedw_p2p.wire.messages import Accept, Ack, Broken, Nack, Prepare, Promise, Start
+
+FETCH_AGAIN_TICKS = 8
 
 
 def units_of(kind: EntryKind, job: JobState) -> tuple[int, int]:
@@ -143,6 +146,7 @@ class Voting:
             reason = f"{context.me.name}: {attempt.broken}"[:1000]
             broken = Broken(entry.index, entry.previous, event.ballot, reason)
             context.out.send(owner, broken)
+        self._wake()
 
     def on_accept(self, sender: MemberId, message: Accept) -> None:
         """Accept and acknowledge, now or when the bytes and the state are here."""
@@ -156,16 +160,21 @@ class Voting:
         if waiting is not None and waiting[1].ballot > message.ballot:
             return
         entry.waiting_accept = (sender, message)
-        if not entry.holds(message.entry):
-            self._fetch_unless_coming(entry, message)
+        entry.holder = message.holder
         self._wake()
 
     def on_commit(self, committed: Entry) -> None:
         """Commit a chosen entry, now or when its bytes are here."""
         entry = self._opened()
         entry.waiting_commit = committed
-        if not entry.holds(committed) and entry.attempt is None:
-            self._context.out.note(Severity.DEBUG, "commit waits for bytes", entry=entry.index)
+        self._wake()
+
+    def tick(self) -> None:
+        """Ask again for bytes that have not come."""
+        entry = self.open
+        if entry is None or self._context.now_us < entry.fetch_again_us:
+            return
+        entry.fetching = None
         self._wake()
 
     def on_applied(self, event: StateApplied) -> None:
@@ -228,11 +237,14 @@ class Voting:
         entry = self.open
         if entry is None:
             return
-        committed = entry.waiting_commit
         if self._context.state is None:
             return
-        if committed is not None and entry.holds(committed):
-            self._commit(entry, committed)
+        committed = entry.waiting_commit
+        if committed is not None:
+            if entry.holds(committed):
+                self._commit(entry, committed)
+            else:
+                self._fetch_unless_coming(entry, committed)
             return
         if entry.waiting_accept is None:
             return
@@ -240,6 +252,8 @@ class Voting:
         if entry.holds(message.entry):
             entry.waiting_accept = None
             self._accept(entry, sender, message)
+        else:
+            self._fetch_unless_coming(entry, message.entry)
 
     def _accept(self, entry: OpenEntry, sender: MemberId, message: Accept) -> None:
         context = self._context
@@ -351,16 +365,21 @@ class Voting:
         self._context.shown_state = digest
         self._context.state = digest
 
-    def _fetch_unless_coming(self, entry: OpenEntry, message: Accept) -> None:
-        """Fetch bytes that no attempt of this node will bring."""
+    def _fetch_unless_coming(self, entry: OpenEntry, value: Entry) -> None:
+        """Fetch bytes that no attempt of this node will bring.
+
+        The holder is the root of the attempt. It cannot lose them meanwhile: the sums of the next
+        round take their place, and those need this node's part.
+        """
         attempt = entry.attempt
-        coming = attempt is not None and not attempt.broken and attempt.ballot == message.ballot
-        if coming or entry.fetching == message.entry.result:
+        coming = attempt is not None and not attempt.broken
+        if coming or entry.fetching == value.result:
             return
-        entry.fetching = message.entry.result
-        self._context.out.emit(
-            FetchResult(entry.index, message.ballot, message.entry.result, message.holder)
-        )
+        entry.fetching = value.result
+        entry.fetch_again_us = self._context.now_us + FETCH_AGAIN_TICKS * TICK_US
+        holder = self._ledger().leader if entry.holder is None else entry.holder
+        ballot = Ballot(0, holder) if attempt is None else attempt.ballot
+        self._context.out.emit(FetchResult(entry.index, ballot, value.result, holder))
 
     def _may_own(self, sender: MemberId, ballot: Ballot) -> bool:
         """Tell whether a ballot is its sender's to use: ballot 0 is the leader's alone."""

@@ -99,6 +99,13 @@ class SimCluster:
         a, b = self.hosts[one], self.hosts[other]
         self._disconnect(a.node_id, b.node_id, "connection reset by peer")
 
+    def drop_bulk(self, one: int, other: int) -> None:
+        """Reset the bulk connection between two hosts; the attempt that uses it is broken."""
+        a, b = self.hosts[one], self.hosts[other]
+        self.network.cut(a.node_id, b.node_id, "bulk")
+        a.bulk_lost(b.node_id)
+        b.bulk_lost(a.node_id)
+
     def leave(self, number: int) -> int:
         """Ask a host to leave; returns the request's number."""
         self._requests += 1
@@ -232,6 +239,24 @@ class SimCluster:
 
         self.agenda.after(DIAL_US, connect)
 
+    def fetch(self, host: SimHost, effect: effects.FetchResult) -> None:
+        """Bring a result's bytes over the control connection, if it stands and they are there."""
+        holder = self._by_node[effect.holder]
+        pair = (host.node_id, holder.node_id)
+        if pair not in self._links:
+            return
+        life = host.member
+
+        def answer() -> None:
+            values = holder.serve(effect.digest)
+            if values is not None and host.is_up and host.member == life:
+                host.fetched(effect, values)
+
+        def ask() -> None:
+            self.network.send(holder.node_id, host.node_id, "control", answer)
+
+        self.network.send(host.node_id, holder.node_id, "control", ask)
+
     def observe(self, host: SimHost, effect: effects.Effect) -> None:
         """Write the trace and show the effect to the oracle."""
         self._trace.update(f"{self.agenda.now_us} {host.name} {effect!r}\n".encode())
@@ -262,12 +287,15 @@ class SimCluster:
         for one, other in sorted(self._links):
             if one == host.node_id:
                 self._disconnect(one, other, "connection closed by peer")
+        for other_host in self.hosts:
+            self.network.cut(host.node_id, other_host.node_id, "bulk")
+            other_host.bulk_lost(host.node_id)
 
     def _disconnect(self, one: NodeId, other: NodeId, reason: str) -> None:
         if (one, other) not in self._links:
             return
         self._links -= {(one, other), (other, one)}
-        self.network.cut(one, other)
+        self.network.cut(one, other, "control")
         for near, far in ((one, other), (other, one)):
             near_host, far_member = self._by_node[near], self._by_node[far].member
             if near_host.is_up:

@@ -41,6 +41,10 @@ class Wires(Protocol):
         """Try to connect two hosts."""
         ...
 
+    def fetch(self, host: "SimHost", effect: effects.FetchResult) -> None:
+        """Bring a result's bytes from the host that has them."""
+        ...
+
     def observe(self, host: "SimHost", effect: effects.Effect) -> None:
         """Show an effect to the oracle and the trace."""
         ...
@@ -140,6 +144,29 @@ class SimHost:
         running.inboxes.setdefault(sender, deque()).append(item)
         self._drain(running, sender)
 
+    def serve(self, digest: bytes) -> tuple[int, ...] | None:
+        """Return a result that this host still has."""
+        return self._results.get(digest)
+
+    def fetched(self, effect: effects.FetchResult, values: tuple[int, ...]) -> None:
+        """Take a result that was fetched."""
+        self._results[effect.digest] = values
+        outcome = RoundOutcome(0, 0.0, 0)
+        self.deliver(events.AttemptFinished(effect.index, effect.ballot, effect.digest, outcome))
+
+    def bulk_lost(self, peer: NodeId) -> None:
+        """Break the running attempt if it uses the edge to ``peer``."""
+        attempt = self._attempt
+        if attempt is None or peer not in (attempt.parent, *attempt.children):
+            return
+        self._break(attempt, peer, "connection reset by peer")
+
+    def _break(self, attempt: SimAttempt, peer: NodeId, reason: str) -> None:
+        self._attempt = None
+        order = attempt.order
+        phase = str(attempt.machine.waiting().phase)
+        self._later(0, events.AttemptBroken(order.index, order.ballot, peer, phase, reason))
+
     def _forget(self) -> None:
         self.worker = None
         self._attempt = None
@@ -169,7 +196,7 @@ class SimHost:
             case effects.CancelAttempt():
                 self._attempt = None
             case effects.FetchResult():
-                pass
+                self._wires.fetch(self, effect)
             case effects.ApplyResult(entry_id, digest, _, _, _):
                 assert self.worker is not None, "a result is applied where the job is loaded"
                 state = self.worker.apply(entry_id, self._results[digest])
@@ -249,12 +276,7 @@ class SimHost:
         try:
             actions = attempt.machine.handle(event)
         except PeerError as error:
-            order = attempt.order
-            self._attempt = None
-            broken = events.AttemptBroken(
-                order.index, order.ballot, self.node_id, "reduce", str(error)
-            )
-            self._later(0, broken)
+            self._break(attempt, self.node_id, str(error))
             return
         for action in actions:
             self._act(attempt, action)

@@ -4,7 +4,6 @@ import heapq
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
 
 from greedw_p2p.ids import NodeId
 
@@ -46,9 +45,6 @@ class Agenda:
         return True
 
 
-_FIRST_LINK: Final = 0
-
-
 @dataclass(slots=True)
 class Network:
     """Delivers in order per channel; what is under way on a channel that is cut is lost."""
@@ -62,8 +58,8 @@ class Network:
     _free_us: dict[tuple[NodeId, NodeId, str], int] = field(
         default_factory=dict[tuple[NodeId, NodeId, str], int]
     )
-    _generation: dict[tuple[NodeId, NodeId], int] = field(
-        default_factory=dict[tuple[NodeId, NodeId], int]
+    _generation: dict[tuple[NodeId, NodeId, str], int] = field(
+        default_factory=dict[tuple[NodeId, NodeId, str], int]
     )
 
     def send(self, source: NodeId, target: NodeId, channel: str, deliver: Action) -> None:
@@ -76,20 +72,21 @@ class Network:
         key = (source, target, channel)
         arrives_us = max(self.agenda.now_us + delay, self._free_us.get(key, 0))
         self._free_us[key] = arrives_us
-        generation = self._generation.get(_unordered(pair), _FIRST_LINK)
+        link = _unordered(pair, channel)
+        generation = self._generation.get(link, 0)
 
         def arrive() -> None:
-            if self._generation.get(_unordered(pair), _FIRST_LINK) == generation:
+            if self._generation.get(link, 0) == generation:
                 deliver()
 
         self.agenda.at(arrives_us, arrive)
 
-    def cut(self, one: NodeId, other: NodeId) -> None:
-        """Lose everything that is under way between two nodes, in both directions."""
-        pair = _unordered((one, other))
-        self._generation[pair] = self._generation.get(pair, _FIRST_LINK) + 1
+    def cut(self, one: NodeId, other: NodeId, channel: str) -> None:
+        """Lose everything that is under way on a channel of two nodes, in both directions."""
+        key = _unordered((one, other), channel)
+        self._generation[key] = self._generation.get(key, 0) + 1
 
 
-def _unordered(pair: tuple[NodeId, NodeId]) -> tuple[NodeId, NodeId]:
+def _unordered(pair: tuple[NodeId, NodeId], channel: str) -> tuple[NodeId, NodeId, str]:
     one, other = pair
-    return (one, other) if one < other else (other, one)
+    return (one, other, channel) if one < other else (other, one, channel)
