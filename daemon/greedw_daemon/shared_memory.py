@@ -5,22 +5,25 @@ Its regions are ``own`` (the sum of this node's gradients), ``result`` (what eve
 two copies of the job's state, each at the start of a page. The worker, which may block, sizes it
 once it knows the job: it reserves every page, so that a lack of memory is an error there and then
 and no bus error later, and seals the size, so that neither side can pull a page from under the
-other.
+other. What the host has is asked first: reserving more does not fail, it makes the kernel kill
+processes until there is room.
 """
 
 import errno
 import fcntl
 import mmap
 import os
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, Self
 
 import numpy as np
 
 from greedw_p2p.errors import JobError
 from greedw_p2p.jobs.job import Gradient, JobLayout, StateBytes
-from greedw_p2p.limits import MIB
+from greedw_p2p.limits import KIB, MIB
 
 REGION_ALIGNMENT: Final = mmap.PAGESIZE
 """Bytes; regions never share a page or a cache line, and kernels may rely on 64-byte alignment."""
@@ -81,17 +84,27 @@ class SharedMemory:
             JobError: if the host has not that much memory to give.
         """
         total = Regions.of(layout).total
+        what = f"cannot reserve {total / MIB:.1f} MiB of memory for gradients and state"
+        available = _available_bytes()
+        if total > available:
+            raise JobError(f"{what}: this host has {available / MIB:.1f} MiB left")
         try:
             os.posix_fallocate(descriptor, 0, total)
         except OSError as error:
             if error.errno not in {errno.ENOMEM, errno.ENOSPC, errno.EFBIG}:
                 raise
-            raise JobError(
-                f"cannot reserve {total / MIB:.1f} MiB of shared memory for gradients and state:"
-                f" {error.strerror}"
-            ) from error
+            raise JobError(f"{what}: {error.strerror}") from error
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
         return cls(descriptor, layout)
+
+
+def _available_bytes() -> int:
+    """Return what the kernel estimates can be allocated without swapping."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        name, _, figure = line.partition(":")
+        if name == "MemAvailable":
+            return int(figure.split()[0]) * KIB
+    return sys.maxsize  # a kernel before 3.14 does not say; then only the reservation tells
 
 
 def _page_starts(sizes: tuple[int, ...]) -> Iterator[int]:

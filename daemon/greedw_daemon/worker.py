@@ -20,7 +20,9 @@ import sys
 import threading
 import time
 import traceback
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final, Self
 
 import threadpoolctl
@@ -62,12 +64,16 @@ FAULT_VARIABLE: Final = "GREEDW_TEST_WORKER_FAULT"
 """A seam for tests: an environment variable that makes a worker fail on purpose.
 
 ``raise:ROUND`` raises an exception in that round, ``exit:ROUND`` ends the process without a word,
-``hang:SECONDS`` makes its first round hold the interpreter for that long, as C code may.
+``hang:SECONDS`` makes its first round hold the interpreter for that long, as C code may. All
+strike when the round's first bucket has been reported, so that the attempt is half done.
 """
 
 FAULT_EXIT_CODE: Final = 7
 
 _PR_SET_PDEATHSIG: Final = 1
+_OOM_SCORE: Final = "500"
+"""Counts as half of the host's memory on top of what the process uses; an ordinary one has 0."""
+
 _TRACEBACK_FRAMES: Final = 6
 """Innermost frames that are reported: those of the kernel or loader that failed."""
 
@@ -77,6 +83,7 @@ def main() -> None:
     faulthandler.enable()  # a crash in native code then leaves its stack on stderr
     channel_number, memory, parent = (int(argument) for argument in sys.argv[1:])
     _die_with(parent)
+    _die_before_the_daemon()
     # Ctrl-C and what libraries print are the daemon's business: it decides when workers end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
@@ -100,6 +107,12 @@ def _die_with(parent: int) -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
     if os.getppid() != parent:
         os._exit(0)  # it died before the kernel knew whom to tell
+
+
+def _die_before_the_daemon() -> None:
+    """Have the kernel pick this process, not the daemon, when the host is out of memory."""
+    with suppress(OSError):  # a sandbox may keep /proc from us; it is a preference, no need
+        Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE, encoding="ascii")
 
 
 def _exit_at_hang_up(channel: socket.socket) -> None:
@@ -198,9 +211,10 @@ class JobRunner:
 
         def ready(bucket: int) -> None:
             self._report(BucketReady(request.index, request.ballot, bucket))
+            if bucket == 0:
+                self._fault.strike(request.round_number)
 
         began = time.perf_counter_ns()
-        self._fault.strike(request.round_number)
         partial = job.compute(
             self._states()[0],
             request.round_number,
