@@ -49,9 +49,6 @@ DIAL_PAUSE_S_MAX: Final = 0.8
 REDIALS_MAX: Final = 3
 """Times that one attempt may lose a fresh connection to its parent and seek another."""
 
-LINKS_PER_PEER_MAX: Final = 4
-"""Two are normal, where each end was the child of the other once. More are leftovers."""
-
 CLOSE_TIMEOUT_S: Final = 1.0
 
 
@@ -160,13 +157,21 @@ class DataPlane:
     # -- connections ----------------------------------------------------------------------------
 
     def adopt(self, member: MemberId, transport: asyncio.Transport) -> None:
-        """Take over an accepted bulk connection: handshake done, reading paused."""
+        """Take over an accepted bulk connection: handshake done, reading paused.
+
+        Who dials has no other connection to us that works, so those that are left here are dead
+        ends. A dead end does not show while its reading is paused, but its stream, opened once
+        more on the new connection, would be taken for the real one.
+        """
         if self._is_closing:
             transport.abort()
             return
-        link = self._add_link(member.node, transport)
         running = self._running
-        if link.is_open and running is not None and running.order.parent == member.node:
+        for old in tuple(self._links.get(member.node, ())):
+            if running is None or not running.is_using(old):
+                old.drop(PeerError("the peer opened another connection"))
+        self._add_link(member.node, transport)
+        if running is not None and running.order.parent == member.node:
             self._find_parent(running)
 
     async def close(self) -> None:
@@ -209,7 +214,7 @@ class DataPlane:
     def link_lost(self, link: BulkLink, reason: str) -> None:
         """Drop a connection; the attempt breaks if it depends on it."""
         self._sent_by_lost_links += link.sent_bytes
-        kept = [other for other in self._links.get(link.peer, []) if other is not link]
+        kept = [other for other in self._links.get(link.peer, ()) if other is not link]
         if kept:
             self._links[link.peer] = kept
         else:
@@ -356,14 +361,8 @@ class DataPlane:
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, DIAL_PAUSE_S_MAX)
 
-    def _add_link(self, peer: NodeId, transport: asyncio.Transport) -> BulkLink:
-        """Keep a connection; of too many with one peer, the oldest that is not in use goes."""
+    def _add_link(self, peer: NodeId, transport: asyncio.Transport) -> None:
+        """Keep a connection and read what comes."""
         link = BulkLink(peer, self)
-        links = self._links.setdefault(peer, [])
-        links.append(link)
+        self._links.setdefault(peer, []).append(link)
         link.attach(transport)
-        if len(links) > LINKS_PER_PEER_MAX:
-            running = self._running
-            idle = next(old for old in links if running is None or not running.is_using(old))
-            idle.drop(PeerError(f"more than {LINKS_PER_PEER_MAX} bulk connections"))
-        return link

@@ -331,13 +331,14 @@ class Attempt:
 
     def _waiting_for_chunk(self, chunk: int) -> Waiting:
         """Tell why ``chunk`` cannot go up yet."""
+        if chunk >= self._returned + self._shape.window_chunks:
+            # The window is full, here or at the leaves below: only the result moves them on.
+            return Waiting(Phase.BROADCAST, self._returned, ())
         behind = tuple(i for i, count in enumerate(self._arrived) if count <= chunk)
         if self._own_ready <= chunk:
             return Waiting(Phase.COMPUTE, chunk, behind)
-        if behind:
-            return Waiting(Phase.REDUCE, chunk, behind)
-        # A leaf with a full window: only the result moves it on.
-        return Waiting(Phase.BROADCAST, self._returned, ())
+        assert behind, "nothing is missing, so the chunk should be on its way"
+        return Waiting(Phase.REDUCE, chunk, behind)
 
     def _advance(self) -> list[Action]:
         """Do all that the counters allow now."""
