@@ -105,6 +105,16 @@ class ControlServer:
             result = await self._handler(name, arguments)
         except GreedwError as error:
             return _failure(error)
+        except Exception as error:
+            # A bug of ours: it is in the log with its trace, and whoever asked must not be left
+            # without an answer.
+            log.exception("call failed")
+            return _failure(
+                DaemonError(
+                    f"internal error of the daemon: {error!r}",
+                    hint="its log has the details; please report it",
+                )
+            )
         return json.dumps({"ok": True, "result": result}).encode() + b"\n"
 
 
