@@ -84,8 +84,11 @@ def main() -> None:
     channel_number, memory, parent = (int(argument) for argument in sys.argv[1:])
     _die_with(parent)
     _die_before_the_daemon()
-    # Ctrl-C and what libraries print are the daemon's business: it decides when workers end.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # A service manager that stops the daemon sends SIGTERM to us as well, but the round in progress
+    # is still to be finished: the daemon decides when its workers end.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    # What libraries print joins what they complain about, for the daemon to keep.
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     channel = socket.socket(fileno=channel_number)
     threading.Thread(target=_exit_at_hang_up, args=(channel,), daemon=True).start()

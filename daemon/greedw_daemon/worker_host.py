@@ -256,7 +256,7 @@ class Worker:
         return self._process.pid
 
     async def stop(self) -> None:
-        """End the process and wait until it is reaped, 12 s at most; may be called again.
+        """End the process and wait until it is reaped, 11 s at most; may be called again.
 
         Whoever awaits a request gets a WorkerError. If the waiting is cancelled, the process is
         killed. The memory goes when nobody uses it any more.

@@ -28,10 +28,8 @@ from greedw_p2p.limits import KIB
 logger = logging.getLogger(__name__)
 
 HANG_UP_GRACE_S: Final = 1.0
-"""A worker that has not ended this long after its socket was closed gets SIGTERM."""
-
-TERM_GRACE_S: Final = 1.0
-"""And SIGKILL this long after that."""
+"""A worker that has not ended this long after its socket was closed gets SIGKILL. Not SIGTERM: it
+has nothing to clean up, and ignores what a service manager sends to all processes of a service."""
 
 REAP_TIMEOUT_S: Final = 10.0
 """Only a process stuck inside the kernel outlives SIGKILL for long; then it is left to init."""
@@ -61,7 +59,11 @@ class Ending:
         if self.return_code >= 0:
             return f"ended with exit status {self.return_code}"
         number = -self.return_code
-        return f"died: signal {number} ({(signal.strsignal(number) or 'unknown').lower()})"
+        try:
+            name = signal.Signals(number).name
+        except ValueError:  # a real-time signal
+            return f"died: signal {number}"
+        return f"died: signal {number} ({name}: {str(signal.strsignal(number)).lower()})"
 
 
 class WorkerProcess:
@@ -145,8 +147,8 @@ class WorkerProcess:
     async def stop(self) -> None:
         """End the process and wait until it is reaped; may be called again.
 
-        The closed socket ends it at once; SIGTERM and SIGKILL follow if it does not. If the
-        waiting is cancelled, it is killed.
+        The closed socket ends it at once, SIGKILL if that does not. If the waiting is cancelled,
+        it is killed.
         """
         if self._reaped:
             return
@@ -154,9 +156,6 @@ class WorkerProcess:
             self._channel.shutdown(socket.SHUT_WR)
         try:
             if await self._ends_within(HANG_UP_GRACE_S):
-                return
-            self.signal(signal.SIGTERM)
-            if await self._ends_within(TERM_GRACE_S):
                 return
             self.signal(signal.SIGKILL)
             if await self._ends_within(REAP_TIMEOUT_S):
@@ -229,10 +228,15 @@ class WorkerProcess:
             return
         for descriptor in (self._channel.fileno(), self._stderr, self._pidfd):
             self._remove_reader(descriptor)
-        while packet := self._receive():
-            self._on_packet(packet)
-        while self._read_stderr():
-            pass
+        try:
+            while packet := self._receive():
+                self._on_packet(packet)
+            while self._read_stderr():
+                pass
+        finally:
+            self._close()
+
+    def _close(self) -> None:
         self._reaped = True
         self._descriptors.close()
         if self._overdue is not None:
