@@ -39,10 +39,9 @@ class Node:
     """A greedw node without I/O."""
 
     def __init__(self, me: Member, boot: Boot, *, rng: random.Random, now_us: int) -> None:
-        lineage, config, restarted = _first_config(me, boot)
-        ledger = None
-        if config is not None and me.id in config:
-            ledger = Ledger.founded(lineage, config)
+        lineage, config = _first_config(me, boot)
+        ledger = None if config is None else Ledger.founded(lineage, config)
+        on_disk = boot.config if ledger is None else None
         self._context = Context(
             me=me,
             boot=boot,
@@ -53,7 +52,7 @@ class Node:
             links=LinkTable(),
             lineage=lineage,
             ledger=ledger,
-            durable=Durable(boot.committed_index, None if restarted else boot.config),
+            durable=Durable(boot.committed_index, on_disk),
             now_us=now_us,
         )
         self._desk = JobDesk(self._context)
@@ -351,21 +350,21 @@ def _instance_of(message: InstanceMessage) -> tuple[EntryIndex, EntryId]:
             return message.index, message.previous
 
 
-def _first_config(me: Member, boot: Boot) -> tuple[LineageId, Config | None, bool]:
-    """Return lineage and config to start from, and whether a lone member starts anew.
+def _first_config(me: Member, boot: Boot) -> tuple[LineageId, Config | None]:
+    """Return the lineage, and the config if this node starts as its only member.
 
     A restarted process is a new life and no member of the config on disk. Where that config has no
     other node, this one has proved its old life dead by speaking, so it is the whole electorate: it
     goes on alone, in a lineage that names both lives.
     """
     config = boot.config
-    if config is None or me.id in config:
-        return boot.lineage, config, False
-    if config.nodes != (me.node,):
-        return boot.lineage, None, False
+    if config is None or config.nodes != (me.node,):
+        return boot.lineage, None
+    if me.id in config:
+        return boot.lineage, config
     seed = f"{boot.lineage}/{me.node}/{me.incarnation}".encode()
     lineage = LineageId(hashlib.blake2b(seed, digest_size=16).hexdigest())
-    return lineage, Config((me,)), True
+    return lineage, Config((me,))
 
 
 assert HELD_MESSAGES_MAX * MEMBERS_MAX < 10_000, "held messages are bounded in all"

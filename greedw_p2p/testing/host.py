@@ -126,7 +126,7 @@ class SimHost:
         for effect in self.node.handle(event, self._agenda.now_us):
             self._wires.observe(self, effect)
             self._perform(effect)
-            if self.node is None:
+            if not self.is_up:
                 return
 
     def load_here(self, spec: JobSpec, state: StateDigest) -> None:
