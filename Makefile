@@ -28,7 +28,7 @@ test:
 # The parts that every node computes for itself and must come out alike; run it under several
 # PYTHONHASHSEED.
 determinism:
-	$(PYTHON) -m pytest -q -p no:cacheprovider tests/plan tests/links tests/node tests/test_house.py
+	$(PYTHON) -m pytest -q tests/links tests/log tests/membership tests/node tests/plan
 
 demo:
 	$(PYTHON) -m greedw_cli.app demo
