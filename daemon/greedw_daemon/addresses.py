@@ -50,8 +50,10 @@ def parse_listen(text: str, option: str) -> tuple[str, int]:
 
 def _split(text: str) -> tuple[str, str]:
     if text.startswith("["):
-        host, _, rest = text[1:].partition("]")
-        return host, rest.removeprefix(":")
+        host, closing, rest = text[1:].partition("]")
+        if closing and (not rest or rest.startswith(":")):
+            return host, rest.removeprefix(":")
+        return text, ""
     if text.count(":") > 1:  # an IPv6 address without brackets has no room for a port
         return text, ""
     host, _, port = text.partition(":")

@@ -49,7 +49,7 @@ async def join_cluster(directory: StateDir, token: str, address: Address) -> dic
     record = directory.cluster()
     if record is not None and hash_of_cluster(record.cluster) == invitation.cluster_hash:
         raise DaemonError(
-            f"this node is a member of that cluster ({record.name}) already",
+            f"{directory.path} belongs to that cluster, {record.name}, already",
             hint="nothing to do; see greedw status",
             exit_code=INCOMPATIBLE,
         )
