@@ -48,6 +48,7 @@ class Ledger:
         self.entry_id = entry.id()
         self.view = view
         self._recent: deque[Entry] = deque([entry], maxlen=RESULTS_KEPT)
+        self._folded: tuple[Config, ViewDelta, View] | None = None
         self._ended: deque[JobState] = deque(maxlen=JOBS_KEPT)
 
     @classmethod
@@ -93,7 +94,9 @@ class Ledger:
 
     def view_after(self, config: Config, delta: ViewDelta) -> View:
         """Return the view that an entry with this config and delta would lead to."""
-        return next_view(self.view, config, delta)
+        if self._folded is None or self._folded[:2] != (config, delta):
+            self._folded = (config, delta, next_view(self.view, config, delta))
+        return self._folded[2]
 
     def commit(self, entry: Entry) -> None:
         """Append a chosen entry."""
@@ -102,6 +105,7 @@ class Ledger:
         if before is not None and (entry.job is None or entry.job.spec.id != before.spec.id):
             self._ended.append(before)
         self.view = self.view_after(entry.config, entry.delta)
+        self._folded = None
         self.entry = entry
         self.entry_id = entry.id()
         self._recent.append(entry)
@@ -112,6 +116,7 @@ class Ledger:
         self.entry = entry
         self.entry_id = entry.id()
         self.view = view
+        self._folded = None
         self._recent.clear()
         self._recent.append(entry)
 

@@ -32,6 +32,7 @@ from greedw_p2p.testing.worker import BulkItem
 CLUSTER: Final = ClusterId("c" * 32)
 INITIAL_STATE: Final = StateDigest(b"initial state 00")
 DIAL_US: Final = 300
+LOOK_EVERY_US: Final = 5_000
 
 
 class SimCluster:
@@ -148,10 +149,15 @@ class SimCluster:
         """Run until the condition holds; a stall if it does not in time and is demanded."""
         deadline_us = self.agenda.now_us + within_us
         while not condition():
-            if self.agenda.now_us > deadline_us or not self.agenda.step():
-                if demand:
+            # Not after every event: conditions look at every host, and most events change none.
+            looked_us = self.agenda.now_us
+            while self.agenda.now_us < looked_us + LOOK_EVERY_US:
+                running = self.agenda.step()
+                if self.agenda.now_us <= deadline_us and running:
+                    continue
+                if demand and not condition():
                     raise ViolationError(f"stalled for {within_us / 1e6} s\n{self.describe()}")
-                return False
+                return condition()
         return True
 
     # -- looking ------------------------------------------------------------------------------
