@@ -181,8 +181,6 @@ class HostedJob:
         worker, me = self._worker, self._around.me
         start, count = order.plan.units_of(me.node)
         is_round = order.kind is EntryKind.ROUND
-        if is_round:
-            self._result = None
         self._running = _Running(order.index, order.ballot, start, count, order.links)
         layout = worker.layout.gradient if is_round else NO_BUCKETS
         self._around.data_plane.begin(
@@ -261,8 +259,7 @@ class HostedJob:
         if digest == self.state:
             return self._worker.current_state()
         if digest == self._result:
-            elements = self._worker.layout.gradient.elements
-            return bytes_of(whole_vector(self._worker.result, elements)).toreadonly()
+            return self._intact_result(self._worker, digest)
         return None
 
     # -- what the worker reports ----------------------------------------------------------------
@@ -299,6 +296,16 @@ class HostedJob:
         self._around.post(WorkerFailed(self.id, reason))
 
     # -- inside ---------------------------------------------------------------------------------
+
+    def _intact_result(self, worker: Worker, digest: bytes) -> memoryview | None:
+        """Return the last result, unless sums of the next attempt have begun to replace it.
+
+        At the root it stays whole until every other node takes part in the next attempt: a node
+        that still lacks the result can fetch it there.
+        """
+        elements = worker.layout.gradient.elements
+        result = bytes_of(whole_vector(worker.result, elements)).toreadonly()
+        return result if xxhash.xxh3_128(result).digest() == digest else None
 
     def _replay(self, share: _Share) -> None:
         running = self._running
