@@ -100,7 +100,8 @@ def join(
 def leave(context: typer.Context, *, state_dir: StateDir = None) -> None:
     """Take this machine out of its cluster, after the round in progress."""
     connect(context, state_dir, LEAVE_S).call("leave")
-    print_line("This machine left the cluster; the others go on. Its daemon ends.")
+    print_line("This machine left the cluster; the others go on.")
+    print_line("Its daemon waits for greedw init or greedw join TOKEN.")
 
 
 def _parse_ttl(text: str) -> int:

@@ -27,9 +27,11 @@ START_S: Final = 20.0
 imported on a busy machine."""
 
 MEMBERS_S: Final = 30.0
+POLITE_S: Final = 3.0
+"""How long daemons may take to leave one after another; then they are told to end at once."""
+
 STOP_S: Final = 8.0
-"""Limit of a polite end. A daemon leaves after the round in progress; what takes longer is
-killed."""
+"""Limit of an end that was asked for; whatever takes longer is killed."""
 
 CALL_S: Final = 10.0
 POLL_S: Final = 0.05
@@ -108,7 +110,8 @@ class DaemonProcess:
         """Send a signal, unless the process has ended; its end is no surprise from now on."""
         if number in {signal.SIGTERM, signal.SIGINT, signal.SIGKILL}:
             self.expected_to_run = False
-        if self._process is not None:
+        if self.is_running():
+            assert self._process is not None
             self._process.send_signal(number)
 
     def wait(self, timeout_s: float) -> int | None:
@@ -253,16 +256,14 @@ class LocalCluster:
 
     def close(self) -> None:
         """End every daemon together, politely first, and remove what was temporary."""
-        running = [daemon for daemon in self.daemons.values() if daemon.is_running()]
-        for daemon in running:
-            daemon.signal(signal.SIGTERM)
-            daemon.signal(signal.SIGCONT)  # a stopped process takes no other signal
-        deadline_s = time.monotonic() + STOP_S
-        while any(daemon.is_running() for daemon in running):
-            if self.hurry or time.monotonic() > deadline_s:
-                break
-            time.sleep(POLL_S)
-        for daemon in running:
+        begin_s = time.monotonic()
+        for until_s in (begin_s + POLITE_S, begin_s + STOP_S):
+            # The second SIGTERM says: at once, without the others' agreement.
+            for daemon in self.daemons.values():
+                daemon.signal(signal.SIGTERM)
+                daemon.signal(signal.SIGCONT)  # a stopped process takes no other signal
+            self._wait_until_ended(until_s)
+        for daemon in self.daemons.values():
             daemon.signal(signal.SIGKILL)
             daemon.wait(STOP_S)
         self._kill_strays()
@@ -285,6 +286,12 @@ class LocalCluster:
         if self._temporary is not None and self._temporary.exists():
             left.append(f"directory {self._temporary}")
         return left
+
+    def _wait_until_ended(self, until_s: float) -> None:
+        while any(daemon.is_running() for daemon in self.daemons.values()):
+            if self.hurry or time.monotonic() > until_s:
+                return
+            time.sleep(POLL_S)
 
     def _kill_strays(self) -> None:
         """Kill workers that outlived a killed daemon; the kernel tells them, but not at once."""

@@ -126,13 +126,13 @@ def test_file_in_place_of_the_state_directory_is_named(
     assert "Traceback" not in answer.err
 
 
-def test_daemon_names_the_busy_port_and_ends_with_78(prepare: Prepare) -> None:
+def test_daemon_names_the_busy_port_and_ends_with_1(prepare: Prepare) -> None:
     cluster = prepare("a")
     cluster.directory.mkdir(mode=0o700)
     with socket.create_server(("127.0.0.1", 0)) as busy:
         cluster.first.listen = f"127.0.0.1:{busy.getsockname()[1]}"
         cluster.first.start()
-        assert cluster.first.wait(20) == 78
+        assert cluster.first.wait(20) == 1
     assert cluster.first.listen in cluster.first.log()
     assert "Traceback" not in cluster.first.log()
 
