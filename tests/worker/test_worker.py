@@ -1,6 +1,8 @@
 """A worker as a real process: what it computes, and whose memory holds it."""
 
 import asyncio
+import os
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +14,9 @@ import uvloop
 import xxhash
 from threadpoolctl import threadpool_limits
 
-from greedw_daemon.worker_messages import Stage
+from greedw_daemon.shared_memory import create_memory
+from greedw_daemon.worker import JobRunner
+from greedw_daemon.worker_messages import Apply, Flip, OpenJob, Stage
 from greedw_p2p.errors import DataSetError, WorkerError
 from greedw_p2p.ids import Ballot, ContentDigest, EntryId, EntryIndex, NodeId
 from greedw_p2p.jobs.job import Gradient, Job, Partial, StateBytes
@@ -297,3 +301,25 @@ def test_an_answer_goes_to_its_own_request_after_one_was_cancelled(
             assert given_up.cancelled()
 
     uvloop.run(main())
+
+
+def test_worker_itself_flips_to_no_entry_twice_and_to_none_that_is_not_applied(
+    spec: JobSpec,
+) -> None:
+    # The daemon's side refuses these before they are sent.
+    memory = create_memory()
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs, threadpool_limits(1):  # the runner limits them for good
+        runner = JobRunner(memory, theirs)
+        with pytest.raises(RuntimeError, match="no job is open"):
+            runner.handle(Apply(FIRST))
+        runner.handle(OpenJob(spec, initialise=True))
+        with pytest.raises(RuntimeError, match="the other copy holds nothing"):
+            runner.handle(Flip(FIRST))
+        runner.handle(Apply(FIRST))
+        with pytest.raises(RuntimeError, match=f"the other copy holds {FIRST.hex()}"):
+            runner.handle(Flip(SECOND))
+        runner.handle(Flip(FIRST))
+        with pytest.raises(RuntimeError, match="the other copy holds nothing"):
+            runner.handle(Flip(FIRST))
+    os.close(memory)
