@@ -33,6 +33,8 @@ class Peer:
     lost: str = ""
     heartbeat: Heartbeat | None = None
     silent: bool = field(default=False)
+    has_left: bool = field(default=False)
+    """It said that it was leaving, and then closed the connection."""
 
     @property
     def committed(self) -> EntryIndex:
@@ -58,6 +60,7 @@ class Peers:
         known.connected = True
         known.since_us = known.heard_us = now_us
         known.silent = False
+        known.has_left = False
         known.lost = ""
         return True
 
@@ -68,6 +71,7 @@ class Peers:
             return False
         known.connected = False
         known.lost = reason
+        known.has_left = known.heartbeat is not None and known.heartbeat.leaving
         known.heartbeat = None
         return True
 
