@@ -104,7 +104,7 @@ def _least_budget(network: Network, bound: int) -> tuple[int, Parents | None]:
         low, high = high, 2 * high
         tree = _grown(network, high, high)
     # Codes are 9 % apart: a finer search than 1 % finds nothing.
-    while high - low > high // 128:
+    while high - low > max(high // 128, 1):
         middle = (low + high) // 2
         better = _grown(network, middle, middle)
         if better is None:
