@@ -11,8 +11,9 @@ TICK_US: Final = 250_000
 SUSPECT_AFTER_TICKS: Final = 8
 """Silence after which a peer counts as unreachable: 2 s. A peer's end of file counts at once."""
 
-MEMBERS_MAX: Final = 1024
-"""Members of one cluster. The control mesh has a connection per pair."""
+MEMBERS_MAX: Final = 200
+"""Members of one cluster. The control mesh has a connection per pair, and the view a cell per
+ordered pair, which must fit one message."""
 
 NAME_CHARS_MAX: Final = 64
 TEXT_CHARS_MAX: Final = 4 * KIB
@@ -21,8 +22,11 @@ TEXT_CHARS_MAX: Final = 4 * KIB
 CHUNK_BYTES_MAX: Final = 256 * KIB
 """Largest pipelined slice of a bucket: beyond it nothing is gained (measured on loopback)."""
 
-CONTROL_HEADER_BYTES_MAX: Final = 1 * MIB
-"""Largest msgpack header: an entry with 1,024 members and their links fits."""
+LINK_CELL_BYTES_MAX: Final = 96
+"""A link cell in msgpack: two ids, a life, a version and two codes."""
+
+CONTROL_HEADER_BYTES_MAX: Final = 4 * MIB
+"""Largest msgpack header: an entry and a view of ``MEMBERS_MAX`` members with all links fit."""
 
 CONTROL_BODY_BYTES_MAX: Final = 64 * KIB
 """Largest body on a control connection: a probe chunk or a piece of a snapshot. Small, so that a
@@ -45,3 +49,5 @@ HELD_MESSAGES_MAX: Final = 8
 
 assert CHUNK_BYTES_MAX >= CONTROL_BODY_BYTES_MAX
 assert MESSAGE_ITEMS_MAX > MEMBERS_MAX * 8
+assert MEMBERS_MAX * MEMBERS_MAX <= MESSAGE_ITEMS_MAX
+assert MEMBERS_MAX * MEMBERS_MAX * LINK_CELL_BYTES_MAX < CONTROL_HEADER_BYTES_MAX

@@ -1,5 +1,6 @@
 """Records, ids and the config: what every other part takes for granted."""
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -37,6 +38,11 @@ def test_record_round_trips_to_equal_bytes(config: Config) -> None:
     again = unpack(pack(config), Config)
     assert again == config
     assert pack(again) == pack(config)
+
+
+@given(config=configs)
+def test_msgpack_and_msgspec_write_the_same_bytes(config: Config) -> None:
+    assert pack(config) == msgspec.msgpack.encode(config)
 
 
 @given(one=configs, other=configs)

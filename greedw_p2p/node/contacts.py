@@ -93,7 +93,7 @@ class Contacts:
         self._want(member)
         self._memory.targets[member.node].failures = 0
         context.out.send(member.id, self._heartbeat_for(member.id))
-        context.out.send(member.id, self._everything(answer=True))
+        self._tell_everything(member.id, answer=True)
 
     def dial_failed(self, node: NodeId) -> None:
         """Wait longer before the next try."""
@@ -121,7 +121,7 @@ class Contacts:
         for cell in context.links.merge(gossip.links):
             self._cell_news.put((cell.writer, cell.peer), cell)
         if gossip.answer:
-            context.out.send(sender, self._everything(answer=False))
+            self._tell_everything(sender, answer=False)
 
     def on_probe(self, sender: MemberId, chunk: ProbeChunk) -> None:
         """Time a probe's second half."""
@@ -202,7 +202,7 @@ class Contacts:
             return
         if self._ticks % FULL_EXCHANGE_TICKS == 0:
             partner = connected[context.rng.randrange(len(connected))]
-            context.out.send(partner.member.id, self._everything(answer=True))
+            self._tell_everything(partner.member.id, answer=True)
             return
         if not context.roster.has_news and not self._cell_news:
             return
@@ -213,9 +213,18 @@ class Contacts:
             if rumours or cells:
                 context.out.send(peer.member.id, Gossip(rumours, cells, answer=False))
 
-    def _everything(self, *, answer: bool) -> Gossip:
+    def _tell_everything(self, to: MemberId, *, answer: bool) -> None:
+        """Send all that is known, in messages of bounded size; only the last asks for an answer."""
         context = self._context
-        return Gossip(context.roster.everything(), context.links.cells(), answer)
+        cells = context.links.cells()
+        pieces = [
+            cells[start : start + CELLS_PER_MESSAGE]
+            for start in range(0, len(cells), CELLS_PER_MESSAGE)
+        ]
+        *first, last = pieces or [()]
+        for piece in first:
+            context.out.send(to, Gossip((), piece, answer=False))
+        context.out.send(to, Gossip(context.roster.everything(), last, answer))
 
     def _ask_for_entries(self) -> None:
         """Ask the peer that is furthest ahead for what this node lacks."""

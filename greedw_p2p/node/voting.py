@@ -11,6 +11,7 @@ Rules:
    does not sum.
 """
 
+import math
 from collections.abc import Callable
 
 from greedw_p2p.ids import NO_STATE, Ballot, EntryId, JobId, MemberId, NodeId, StateDigest, short
@@ -40,6 +41,13 @@ from greedw_p2p.view import View
 from greedw_p2p.wire.messages import Accept, Ack, Broken, Nack, Prepare, Promise, Start
 
 FETCH_AGAIN_TICKS = 8
+
+
+def _is_finite(entry: Entry) -> bool:
+    """Tell whether an entry's figures are numbers; NaN would not even equal itself."""
+    loss = None if entry.job is None else entry.job.loss
+    sums = None if entry.outcome is None else entry.outcome.loss_sum
+    return all(math.isfinite(figure) for figure in (loss, sums) if figure is not None)
 
 
 def units_of(kind: EntryKind, job: JobState) -> tuple[int, int]:
@@ -151,7 +159,7 @@ class Voting:
     def on_accept(self, sender: MemberId, message: Accept) -> None:
         """Accept and acknowledge, now or when the bytes and the state are here."""
         entry = self._opened()
-        if not self._may_own(sender, message.ballot):
+        if not self._may_own(sender, message.ballot) or not _is_finite(message.entry):
             return
         if entry.acceptor.refuses(message.ballot):
             self._refuse(sender, message.ballot)

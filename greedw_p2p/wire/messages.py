@@ -210,9 +210,9 @@ class CatchUp(Record, frozen=True):
 
 
 class Entries(Record, frozen=True):
-    """Committed entries in order; empty if ``from_view`` replaces them all.
+    """Committed entries in order; or, with ``from_view``, only the newest and the view after it.
 
-    A node further behind than entries are kept takes the newest entry and the view after it.
+    The second form is for a node further behind than entries are kept.
     """
 
     entries: Annotated[tuple[Entry, ...], msgspec.Meta(max_length=64)]

@@ -317,8 +317,9 @@ def test_bomb_in_any_field_is_refused_in_little_memory(
 
 
 def test_array_of_more_elements_than_a_field_allows_is_refused_before_it_is_built() -> None:
-    rumours = b"\xdd" + struct.pack(">I", 1_025) + b"\x90" * 1_025
-    with pytest.raises(MalformedMessageError, match="length <= 1024"):
+    count = MEMBERS_MAX + 1
+    rumours = b"\xdd" + struct.pack(">I", count) + b"\x90" * count
+    with pytest.raises(MalformedMessageError, match=f"length <= {MEMBERS_MAX}"):
         decode(KIND_OF[Gossip], b"\x93" + rumours + b"\x90\xc2", (Gossip,))
 
 
