@@ -52,7 +52,7 @@ def demo(
     directory = None if keep is None else _empty_directory(keep)
     names = [f"lab-{number}" for number in range(nodes)]
     work = _Work(epochs=epochs, batch=batch, seed=seed)
-    screen = DemoScreen(make_console(stderr=as_json))
+    screen = DemoScreen(make_console(stderr=as_json), names)
     outcome = _run(names, directory, work, screen)
     if as_json:
         print_json(as_json_object(outcome))

@@ -3,7 +3,7 @@
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -48,8 +48,9 @@ class Outcome:
 class DemoScreen:
     """The console of the demo: a live table on a terminal, plain lines elsewhere."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, names: Sequence[str]) -> None:
         self.console = console
+        self._names = names
         self._node: NodeStatus | None = None
         self._reporter = Reporter(console, self._below_the_bar)
 
@@ -92,9 +93,11 @@ class DemoScreen:
         if node is None:
             return []
         batch = node.jobs[-1].batch if node.jobs else 0
+        # By name, not in the order of admission, which is a race among equals.
+        members = sorted(node.members, key=lambda member: self._names.index(member.name))
         return [
             Text(),
-            _indented(_node_table(node.members, batch)),
+            _indented(_node_table(members, batch)),
             Text(),
             *(Text("  " + line, no_wrap=True) for line in tree_lines(node.topology)),
         ]
@@ -175,7 +178,7 @@ def _indented(table: Table) -> Table:
     return outer
 
 
-def _node_table(members: tuple[MemberStatus, ...], batch: int) -> Table:
+def _node_table(members: Sequence[MemberStatus], batch: int) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("node")
     for name in ("share", "compute", "transfer", "wait"):
