@@ -1,6 +1,6 @@
 """Growing a tree under a budget, as in Prim's algorithm, with a limit on every node's degree."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -21,20 +21,31 @@ Row: TypeAlias = NDArray[np.int64]
 
 
 def grow(network: Network, caps: Sequence[int], budget: int) -> Parents | None:
-    """Return a tree that keeps to ``caps`` and uses no pair slower than ``budget``, or None.
+    """Return the best tree grown from several roots, or None if growth failed from all.
 
-    Each step attaches the node that comes out nearest to the root, without slow pairs if it can
-    be, and among equals the one with the most room for children; never a leaf at the last free
-    place. None means that growth failed, not that there is no such tree.
+    The tree keeps to ``caps`` and uses no pair slower than ``budget``. Each step attaches the node
+    that comes out nearest to the root, without slow pairs if it can be, and among equals the one
+    with the most room for children; never a leaf at the last free place. None does not mean that
+    there is no such tree.
     """
-    penalty = _penalties(network, budget)
-    grown = (_Growth(network.hop_us, penalty, caps, root).run() for root in _roots(network, caps))
-    trees = [tree for tree in grown if tree is not None]
     return min(
-        trees,
+        _grown(network, caps, budget),
         key=lambda tree: (slow_edges(tree, network), min(eccentricities(tree, network.hop_us))),
         default=None,
     )
+
+
+def grow_any(network: Network, caps: Sequence[int], budget: int) -> Parents | None:
+    """Return the first tree that grows, or None: where only the budget is in question."""
+    return next(_grown(network, caps, budget), None)
+
+
+def _grown(network: Network, caps: Sequence[int], budget: int) -> Iterator[Parents]:
+    penalty = _penalties(network, budget)
+    for root in _roots(network, caps):
+        tree = _Growth(network.hop_us, penalty, caps, root).run()
+        if tree is not None:
+            yield tree
 
 
 def _penalties(network: Network, budget: int) -> Matrix:

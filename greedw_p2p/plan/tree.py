@@ -21,7 +21,7 @@ from typing import Final
 import numpy as np
 
 from greedw_p2p.plan.exact import EXACT_NODES_MAX, best_tree, is_feasible
-from greedw_p2p.plan.growth import grow
+from greedw_p2p.plan.growth import grow, grow_any
 from greedw_p2p.plan.network import Network
 from greedw_p2p.plan.repair import repaired
 from greedw_p2p.plan.rooted import Parents, bottleneck_ns_per_mib, centre_of, rerooted
@@ -94,7 +94,7 @@ def _least_budget(network: Network, bound: int) -> tuple[int, Parents | None]:
     """
     if not network.slow_pair.any():
         return bound, None
-    tree = _grown(network, bound, bound)
+    tree = _grown(network, bound)
     if tree is not None:
         return bound, tree
     if len(network) <= EXACT_NODES_MAX:
@@ -102,11 +102,11 @@ def _least_budget(network: Network, bound: int) -> tuple[int, Parents | None]:
     low = high = bound
     while tree is None:
         low, high = high, 2 * high
-        tree = _grown(network, high, high)
+        tree = _grown(network, high)
     # Codes are 9 % apart: a finer search than 1 % finds nothing.
     while high - low > max(high // 128, 1):
         middle = (low + high) // 2
-        better = _grown(network, middle, middle)
+        better = _grown(network, middle)
         if better is None:
             low = middle
         else:
@@ -130,8 +130,8 @@ def _least_exact(network: Network, bound: int) -> int:
     return candidates[low]
 
 
-def _grown(network: Network, budget: int, load: int) -> Parents | None:
-    return grow(network, caps_within(network.cost, load), budget)
+def _grown(network: Network, budget: int) -> Parents | None:
+    return grow_any(network, caps_within(network.cost, budget), budget)
 
 
 def _tree_within(network: Network, budget: int, hub_load: int) -> Parents | None:

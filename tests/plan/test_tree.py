@@ -218,7 +218,7 @@ def test_grown_and_repaired_trees_keep_to_caps_and_budget(network: Network) -> N
         assert bottleneck_ns_per_mib(parents, network) <= budget
         assert all(end <= cap for end, cap in zip(degrees(parents), caps, strict=True))
     assert slow_edges(better, network) <= slow_edges(grown, network)
-    root = grown.index(next(n for n, parent in enumerate(grown) if n == parent))
+    root = next(node for node, parent in enumerate(grown) if node == parent)
     assert better[root] == root
 
 
