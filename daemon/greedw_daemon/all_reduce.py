@@ -192,24 +192,18 @@ class AllReduce:
         self._parent_link = None
         return True
 
-    def expected_chunk(
-        self, link: BulkLink, header: bytes, body_bytes: int
-    ) -> memoryview | Verdict | None:
-        """Return the place of the chunk that is due on this link; None if it is not that one."""
-        lane = self._lanes.get(link)
-        if lane is None or not lane.is_open or lane.next_chunk == len(self._spans):
-            return None
+    def due_arrived(self, link: BulkLink) -> memoryview | Verdict:
+        """Return the place of the chunk that is due on this link, and has begun to come."""
+        lane = self._lanes[link]
         span = self._spans[lane.next_chunk]
-        if body_bytes != span.nbytes or header != self._frames.chunk(span)[1]:
-            return None
         if lane.child is None:
             if lane.next_chunk >= self._sent_up:
                 raise PeerError(f"chunk {span.index} of the result came before it was summed here")
             return cut(self._result_bytes, span)
         if not self._machine.can_take(lane.child):
             return Verdict.HOLD
-        slot = span.index % len(self._slot_bytes[lane.child])
-        return self._slot_bytes[lane.child][slot][: span.nbytes]
+        slots = self._slot_bytes[lane.child]
+        return slots[span.index % len(slots)][: span.nbytes]
 
     def announced(self, link: BulkLink, message: BulkMessage, body_bytes: int) -> memoryview:
         """Check any other frame of this attempt; it is taken in ``received``.
@@ -244,6 +238,7 @@ class AllReduce:
                 self._take_chunk(link, lane)
             case StreamOpen():
                 lane.is_open = True
+                self._expect_chunk(link, lane)
                 if lane.child is not None:
                     self._open_stream(link)
             case PartSummary():
@@ -260,11 +255,17 @@ class AllReduce:
         """Count the chunk that is whole now."""
         span = self._spans[lane.next_chunk]
         lane.next_chunk += 1
+        self._expect_chunk(link, lane)
         if lane.child is not None:
             self._feed(attempt.ChildChunkArrived(lane.child), link)
             return
         self._note_result(span)
         self._feed(attempt.ResultChunkArrived(), link)
+
+    def _expect_chunk(self, link: BulkLink, lane: _Lane) -> None:
+        """Let the link know the head of the chunk that is due."""
+        is_last = lane.next_chunk == len(self._spans)
+        link.due = None if is_last else self._frames.chunk(self._spans[lane.next_chunk])
 
     def _take_result_summary(self, link: BulkLink, message: ResultSummary) -> None:
         """End here if the bytes received are those that the root made."""
@@ -318,6 +319,8 @@ class AllReduce:
             return MalformedMessageError(f"{came} came after the last chunk")
         span = self._spans[lane.next_chunk]
         if (message.bucket, message.chunk) == (span.bucket, span.number):
+            if body_bytes == span.nbytes:
+                return MalformedMessageError(f"the header of {came} is not in canonical form")
             return MalformedFrameError(
                 f"{came} came with a body of {body_bytes} bytes, the plan says {span.nbytes}"
             )
@@ -365,7 +368,7 @@ class AllReduce:
                     self._send_up(self._parent_link, self._spans[chunk])
             case attempt.SendDown(chunk):
                 span = self._spans[chunk]
-                self._send_down(self._frames.chunk(span)[0], cut(self._result_bytes, span))
+                self._send_down(self._frames.chunk(span), cut(self._result_bytes, span))
             case attempt.ResumeChild(child):
                 link = self._child_links[child]
                 if link is not None:
@@ -426,7 +429,7 @@ class AllReduce:
     def _send_up(self, link: BulkLink, span: ChunkSpan) -> None:
         """Send a chunk from where it is final: own at a leaf, summed at an inner node."""
         source = self._result_bytes if self.order.children else self._own_bytes
-        link.send(self._frames.chunk(span)[0], cut(source, span))
+        link.send(self._frames.chunk(span), cut(source, span))
 
     def _send_down(self, head: bytes, body: memoryview | None = None) -> None:
         """Send a frame to every child. Each has its own queue: none waits for another."""

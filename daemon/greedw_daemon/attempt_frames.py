@@ -3,16 +3,19 @@
 from collections.abc import Sequence
 from typing import Final
 
+import msgspec.msgpack
+
 from greedw_daemon.attempt_order import AttemptOrder
 from greedw_p2p.errors import ViewMismatchError
 from greedw_p2p.ids import ContentDigest, NodeId, short
 from greedw_p2p.links.cell import LinkCell
 from greedw_p2p.log.entry import RoundOutcome
+from greedw_p2p.record import pack
 from greedw_p2p.reduction.attempt import Figures, Part, UnitRange
 from greedw_p2p.reduction.layout import ChunkSpan
 from greedw_p2p.view import RoundReport
 from greedw_p2p.wire.codec import KIND_OF, encode
-from greedw_p2p.wire.framing import PREFIX_BYTES, pack_prefix
+from greedw_p2p.wire.framing import pack_prefix
 from greedw_p2p.wire.messages import (
     Chunk,
     Contribution,
@@ -21,9 +24,11 @@ from greedw_p2p.wire.messages import (
     StreamOpen,
 )
 
-LINK_CELLS_MAX: Final = 1024
+LINK_CELLS_MAX: Final = 2048
 """Measurements that one summary carries, so that its header stays within BULK_HEADER_BYTES_MAX.
 What does not fit is not lost: a node offers a cell until a view has it."""
+
+_encode: Final = msgspec.msgpack.Encoder().encode
 
 
 class AttemptFrames:
@@ -31,7 +36,10 @@ class AttemptFrames:
 
     def __init__(self, order: AttemptOrder, spans: Sequence[ChunkSpan]) -> None:
         self._order = order
-        self._heads: list[tuple[bytes, bytes] | None] = [None] * len(spans)
+        self._heads: list[bytes | None] = [None] * len(spans)
+        # Only the last two fields differ between chunks. Zeros take a byte each in msgpack.
+        first = Chunk(order.lineage, order.index, order.ballot, order.tree, 0, 0)
+        self._chunk_header = pack(first)[:-2]
         self._participants = frozenset(member.node for member in order.participants)
         self._reports: dict[NodeId, RoundReport] = {}
         self._cells: set[LinkCell] = set()
@@ -59,17 +67,13 @@ class AttemptFrames:
         )
         return encode(message)
 
-    def chunk(self, span: ChunkSpan) -> tuple[bytes, bytes]:
-        """Return prefix with header, and the header alone, of a chunk; the same up and down."""
+    def chunk(self, span: ChunkSpan) -> bytes:
+        """Return the head of a chunk: what comes before its body, both up and down."""
         known = self._heads[span.index]
         if known is None:
-            order = self._order
-            message = Chunk(
-                order.lineage, order.index, order.ballot, order.tree, span.bucket, span.number
-            )
-            header = encode(message)[PREFIX_BYTES:]
-            head = pack_prefix(KIND_OF[Chunk], len(header), span.nbytes) + header
-            known = self._heads[span.index] = head, header
+            header = self._chunk_header + _encode(span.bucket) + _encode(span.number)
+            known = pack_prefix(KIND_OF[Chunk], len(header), span.nbytes) + header
+            self._heads[span.index] = known
         return known
 
     def part_summary(self, part: Part) -> PartSummary:

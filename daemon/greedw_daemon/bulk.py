@@ -10,8 +10,8 @@ half a frame behind, and the connection can carry the next one.
 """
 
 import asyncio
-import logging
 import socket
+from collections.abc import Callable
 from enum import Enum, auto
 from typing import Any, Final, Protocol, cast
 
@@ -19,9 +19,7 @@ from greedw_p2p.errors import PeerError
 from greedw_p2p.ids import NodeId
 from greedw_p2p.limits import KIB
 from greedw_p2p.wire.codec import BULK_LIMITS
-from greedw_p2p.wire.framing import PREFIX_BYTES, Prefix, parse_prefix
-
-logger = logging.getLogger(__name__)
+from greedw_p2p.wire.framing import PREFIX_BYTES, parse_prefix
 
 SCRATCH_BYTES: Final = 64 * KIB
 """Unwanted bodies are read in pieces of this size. What is in it is never looked at, so one buffer
@@ -43,14 +41,18 @@ class Verdict(Enum):
 class LinkOwner(Protocol):
     """Who decides what the frames of a link mean. A PeerError raised here drops the link."""
 
+    def due_arrived(self, link: "BulkLink") -> memoryview | Verdict:
+        """Return where the body of the frame that was due goes, or that it must wait."""
+        ...
+
     def frame_announced(
         self, link: "BulkLink", kind: int, header: bytes, body_bytes: int
     ) -> memoryview | Verdict:
-        """Return where the body goes (exactly ``body_bytes`` long), or what to do instead."""
+        """Return where any other frame's body goes (``body_bytes`` long), or what to do."""
         ...
 
     def frame_received(self, link: "BulkLink") -> None:
-        """Take note that the announced frame's body is whole in its destination."""
+        """Take note that the frame's body is whole in its destination."""
         ...
 
     def link_lost(self, link: "BulkLink", reason: str) -> None:
@@ -58,47 +60,37 @@ class LinkOwner(Protocol):
         ...
 
 
-class _Stage(Enum):
-    """What the bytes that come next are."""
-
-    PREFIX = auto()
-    HEADER = auto()
-    BODY = auto()
-    SKIPPED = auto()
-    HELD = auto()
-    LOST = auto()
-
-
 class BulkLink(asyncio.BufferedProtocol):
-    """A bulk connection whose handshake is done."""
+    """A bulk connection whose handshake is done.
+
+    ``due`` is the whole head (prefix and header) of the frame that comes next, where the owner
+    knows it, as it nearly always does. Then the head is read in one go and compared, not parsed.
+    Should other frames come, shorter ones even, what was read too far is kept and read again from
+    memory: frame by frame, part by part, as if it came from the socket only now.
+    """
 
     def __init__(self, peer: NodeId, owner: LinkOwner) -> None:
         self.peer: Final = peer
+        self.due: bytes | None = None
+        self.sent_bytes = 0
         self._owner = owner
         self._transport: asyncio.Transport | None = None
         self._prefix_bytes = memoryview(bytearray(PREFIX_BYTES))
-        self._prefix = Prefix(0, 0, 0)
-        self._header = b""
-        self._stage = _Stage.PREFIX
+        self._head_bytes = memoryview(b"")
         self._target = self._prefix_bytes
         self._filled = 0
+        self._on_whole: Callable[[], None] = self._prefix_whole
+        self._ahead: bytes = b""
+        self._held: bytes = b""
         self._to_skip = 0
+        self._is_lost = False
         self._closed = asyncio.Event()
-        self.sent_bytes = 0
 
     @property
     def is_open(self) -> bool:
         """Tell whether frames can still be sent."""
-        return (
-            self._stage is not _Stage.LOST
-            and self._transport is not None
-            and not self._transport.is_closing()
-        )
-
-    @property
-    def _is_held(self) -> bool:
-        """Tell whether reading is paused before a body."""
-        return self._stage is _Stage.HELD
+        transport = self._transport
+        return not self._is_lost and transport is not None and not transport.is_closing()
 
     def attach(self, transport: asyncio.Transport) -> None:
         """Take over a transport whose reading is paused, and start to read it."""
@@ -123,35 +115,37 @@ class BulkLink(asyncio.BufferedProtocol):
 
     def send(self, head: bytes, body: memoryview | None = None) -> None:
         """Queue one whole frame. ``body`` is not copied: it must stay as it is until sent."""
-        if not self.is_open:
+        transport = self._transport
+        if self._is_lost or transport is None or transport.is_closing():
             return
         if body is None:
-            self._open_transport().write(head)
+            transport.write(head)
             self.sent_bytes += len(head)
         else:
-            self._open_transport().writelines((head, body))
-            self.sent_bytes += len(head) + body.nbytes
+            transport.writelines((head, body))
+            self.sent_bytes += len(head) + len(body)
 
     def retry(self) -> None:
         """Ask the owner again about the frame that was held; nothing happens if there is none."""
-        if not self._is_held:
+        if not self._held:
             return
         try:
-            self._announce()
+            self._judge(self._held)
+            self._read_ahead()
         except PeerError as error:
             self.drop(error)
-            return
-        if not self._is_held and self.is_open:
+        if not self._held and self.is_open:
             self._open_transport().resume_reading()
 
-    def skip_body(self) -> None:
-        """Forget the frame whose body is just coming in: its destination has another use now."""
-        if self._stage is _Stage.BODY:
+    def forget(self) -> None:
+        """Expect nothing, and skip the rest of a body that is coming in: its place is taken."""
+        self.due = None
+        if self._on_whole == self._body_whole:
             self._skip(len(self._target) - self._filled)
 
     def drop(self, error: PeerError) -> None:
         """Cut the connection because of what the peer did, and tell the owner."""
-        if self._stage is _Stage.LOST:
+        if self._is_lost:
             return
         self._open_transport().abort()
         self._lose(f"{type(error).__name__}: {error}")
@@ -160,7 +154,7 @@ class BulkLink(asyncio.BufferedProtocol):
         """Send what is queued, close, and wait until the socket is gone; abort after a while."""
         if self._transport is None or self._closed.is_set():
             return
-        self._aim(_Stage.LOST, _SCRATCH)
+        self._stop_reading()
         self._transport.close()
         try:
             async with asyncio.timeout(timeout_s):
@@ -179,14 +173,16 @@ class BulkLink(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         """Go on when what was being read is whole."""
         self._filled += nbytes
-        if self._stage is _Stage.LOST:
-            self._filled = 0
-        if self._filled < len(self._target):
+        if self._filled < len(self._target) and not self._is_other_head():
             return
         try:
-            self._next_stage()
+            self._on_whole()
+            if self._ahead:
+                self._read_ahead()
         except PeerError as error:
             self.drop(error)
+        if self._held and self.is_open:
+            self._open_transport().pause_reading()
 
     def eof_received(self) -> bool:
         """Close at end of file: a bulk connection has no use for half of one."""
@@ -195,51 +191,71 @@ class BulkLink(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell the owner, unless the end was its own wish."""
         self._closed.set()
-        at = (
-            "" if self._stage is _Stage.PREFIX and not self._filled else " in the middle of a frame"
-        )
+        is_at_head = self._on_whole in (self._prefix_whole, self._head_whole) and not self._held
+        at = "" if is_at_head and not self._filled else " in the middle of a frame"
         self._lose(f"connection lost{at}: {exc}" if exc else f"the peer closed the connection{at}")
 
     # -- reading ----------------------------------------------------------------------------
 
-    def _next_stage(self) -> None:
-        """Interpret what is whole now, and aim at what follows it."""
-        match self._stage:
-            case _Stage.PREFIX:
-                self._prefix = parse_prefix(self._prefix_bytes, BULK_LIMITS)
-                self._aim(_Stage.HEADER, memoryview(bytearray(self._prefix.header_bytes)))
-                if not self._prefix.header_bytes:
-                    self._next_stage()
-            case _Stage.HEADER:
-                self._header = bytes(self._target)
-                self._announce()
-                if self._is_held:
-                    self._open_transport().pause_reading()
-            case _Stage.BODY:
-                self._expect_frame()
-                self._owner.frame_received(self)
-            case _Stage.SKIPPED:
-                self._skip(self._to_skip)
-            case _Stage.HELD:
-                raise AssertionError("bytes were read although reading was paused")
-            case _Stage.LOST:
-                pass
+    def _expect_frame(self) -> None:
+        """Aim at the next head: at the whole of it if one is due, else at its prefix."""
+        if self.due is None or self._ahead:
+            self._aim(self._prefix_bytes, self._prefix_whole)
+            return
+        if len(self._head_bytes) != len(self.due):
+            self._head_bytes = memoryview(bytearray(len(self.due)))
+        self._aim(self._head_bytes, self._head_whole)
 
-    def _announce(self) -> None:
-        """Ask the owner where the body goes."""
-        body_bytes = self._prefix.body_bytes
-        answer = self._owner.frame_announced(self, self._prefix.kind, self._header, body_bytes)
-        if self._stage is _Stage.LOST:
+    def _is_other_head(self) -> bool:
+        """Tell whether what has come of a head shows already that it is not the one due."""
+        if self._on_whole != self._head_whole:
+            return False
+        return self.due is None or not self.due.startswith(self._head_bytes[: self._filled])
+
+    def _head_whole(self) -> None:
+        """Take the head that is due; anything else, whole or not, is read again part by part."""
+        head = bytes(self._head_bytes[: self._filled])
+        if head == self.due:
+            self._judge(head)
+        else:
+            self._ahead = head
+            self._aim(self._prefix_bytes, self._prefix_whole)
+
+    def _prefix_whole(self) -> None:
+        """Check what the prefix announces before anything is allocated, and aim at the header."""
+        prefix = parse_prefix(self._prefix_bytes, BULK_LIMITS)
+        self._aim(memoryview(bytearray(prefix.header_bytes)), self._header_whole)
+
+    def _header_whole(self) -> None:
+        """Join the parts of the head."""
+        self._judge(bytes(self._prefix_bytes) + bytes(self._target))
+
+    def _judge(self, head: bytes) -> None:
+        """Ask the owner where the body goes, and aim there; or stop until ``retry``."""
+        self._held = b""
+        body_bytes = 0
+        if head == self.due:
+            answer = self._owner.due_arrived(self)
+        else:
+            prefix = parse_prefix(head, BULK_LIMITS)
+            body_bytes = prefix.body_bytes
+            header = head[PREFIX_BYTES:]
+            answer = self._owner.frame_announced(self, prefix.kind, header, body_bytes)
+        if self._is_lost:
             return
         if isinstance(answer, memoryview):
-            assert answer.nbytes == body_bytes
-            self._aim(_Stage.BODY, answer)
-            if not body_bytes:
-                self._next_stage()
+            self._aim(answer, self._body_whole)
         elif answer is Verdict.SKIP:
             self._skip(body_bytes)
         else:
-            self._stage = _Stage.HELD
+            self._held = head
+
+    def _body_whole(self) -> None:
+        """Pass the frame on, and only then aim at the next head: now it is known what is due."""
+        self._on_whole = self._prefix_whole
+        self._owner.frame_received(self)
+        if not self._is_lost:
+            self._expect_frame()
 
     def _skip(self, nbytes: int) -> None:
         """Read ``nbytes`` of a body into the scratch buffer, a piece at a time."""
@@ -248,24 +264,46 @@ class BulkLink(asyncio.BufferedProtocol):
             return
         piece = min(nbytes, SCRATCH_BYTES)
         self._to_skip = nbytes - piece
-        self._aim(_Stage.SKIPPED, _SCRATCH[:piece])
+        self._aim(_SCRATCH[:piece], self._skipped_whole)
 
-    def _expect_frame(self) -> None:
-        """Aim at the next prefix."""
-        self._header = b""
-        self._aim(_Stage.PREFIX, self._prefix_bytes)
+    def _skipped_whole(self) -> None:
+        """Skip the rest."""
+        self._skip(self._to_skip)
 
-    def _aim(self, stage: _Stage, target: memoryview) -> None:
-        """Read ``target`` full; nothing of it is there yet."""
-        self._stage, self._target, self._filled = stage, target, 0
+    def _read_ahead(self) -> None:
+        """Read from memory what was taken from the socket too early."""
+        while self._ahead and not self._held and not self._is_lost:
+            room = len(self._target) - self._filled
+            piece, self._ahead = self._ahead[:room], self._ahead[room:]
+            self._target[self._filled : self._filled + len(piece)] = piece
+            self._filled += len(piece)
+            if self._filled == len(self._target):
+                self._on_whole()
+
+    def _aim(self, target: memoryview, on_whole: Callable[[], None]) -> None:
+        """Read ``target`` full, then call ``on_whole``; at once if there is nothing to read."""
+        self._target, self._filled, self._on_whole = target, 0, on_whole
+        if not target:
+            on_whole()
+
+    # -- the end ----------------------------------------------------------------------------
 
     def _lose(self, reason: str) -> None:
         """Tell the owner, once, that this link is gone."""
-        if self._stage is _Stage.LOST:
+        if self._is_lost:
             return
-        # A last read of a dying transport must not reach memory that has another use.
-        self._aim(_Stage.LOST, _SCRATCH)
+        self._stop_reading()
         self._owner.link_lost(self, reason)
+
+    def _stop_reading(self) -> None:
+        """Take nothing in any more: what was aimed at may soon have another use."""
+        self._is_lost = True
+        self.due, self._ahead, self._held = None, b"", b""
+        self._aim(_SCRATCH, self._ignore)
+
+    def _ignore(self) -> None:
+        """Read over what a dying transport still delivers."""
+        self._filled = 0
 
     def _open_transport(self) -> asyncio.Transport:
         """Return the transport, which is there from ``attach`` on."""

@@ -185,15 +185,16 @@ class DataPlane:
 
     # -- LinkOwner ------------------------------------------------------------------------------
 
+    def due_arrived(self, link: BulkLink) -> memoryview | Verdict:
+        """Say where the chunk goes that an attempt expects next on this link."""
+        assert self._running is not None, "nothing is due when no attempt runs"
+        return self._running.due_arrived(link)
+
     def frame_announced(
         self, link: BulkLink, kind: int, header: bytes, body_bytes: int
     ) -> memoryview | Verdict:
-        """Say where a frame's body goes. Nearly always it is the very chunk that is due."""
+        """Say where any other frame's body goes."""
         running = self._running
-        if running is not None:
-            place = running.expected_chunk(link, header, body_bytes)
-            if place is not None:
-                return place
         message = cast("BulkMessage", decode(kind, header, BULK_TYPES))
         verdict = self._verdict_on(message)
         if verdict is not None:
@@ -302,7 +303,7 @@ class DataPlane:
         self._stop_seeking()
         for links in self._links.values():
             for link in links:
-                link.skip_body()
+                link.forget()
 
     def _retry_all(self) -> None:
         """Look again at every frame that is held: what it belongs to may have begun or ended."""
