@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rich.console import Console, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -172,10 +173,8 @@ def tree_lines(tree: TopologyStatus) -> list[str]:
     return lines
 
 
-def _indented(table: Table) -> Table:
-    outer = Table.grid(padding=(0, 0, 0, 2))
-    outer.add_row(table)
-    return outer
+def _indented(table: Table) -> Padding:
+    return Padding(table, (0, 0, 0, 2))
 
 
 def _node_table(members: Sequence[MemberStatus], batch: int) -> Table:

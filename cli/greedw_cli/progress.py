@@ -72,13 +72,14 @@ def round_text(job: JobStatus, left_s: float | None) -> str:
     """Return one plain line about a job."""
     if job.state == "preparing":
         return "loading data and compiling kernels on every member"
-    parts = [f"round {job.round:,} of {job.rounds:,}", f"loss {figures.loss(job.loss)}"]
+    parts = [f"round {job.round:,} of {job.rounds:,}"]
+    if job.loss is not None:
+        parts.append(f"loss {figures.loss(job.loss)}")
     if job.accuracy is not None:
         parts.append(f"accuracy {figures.percent(job.accuracy)}")
     if job.state == "running":
-        parts.append(
-            "time left unknown yet" if left_s is None else f"{figures.duration(left_s)} left"
-        )
+        if left_s is not None:
+            parts.append(f"{figures.duration(left_s)} left")
     else:
         parts.append(f"{job.state}: {job.reason}" if job.reason else job.state)
     return ", ".join(parts)
@@ -92,7 +93,7 @@ def round_bar(job: JobStatus, left_s: float | None) -> RenderableType:
     line.add_row(
         f"  round {job.round:,}/{job.rounds:,}",
         ProgressBar(total=max(1, job.rounds), completed=job.round, width=_BAR_COLUMNS),
-        "" if left_s is None else f"{figures.duration(left_s)} left",
+        "" if left_s is None or job.state in ENDED else f"{figures.duration(left_s)} left",
         f"loss {figures.loss(job.loss)}",
         f"accuracy {figures.percent(job.accuracy)}",
     )
