@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from typing import Any, cast
 
 import numpy as np
@@ -189,7 +190,8 @@ def serve(number: int, setting: Setting, pipe: "Connection[Any, Any]") -> None:
 def measure(setting: Setting) -> list[float]:
     """Return the milliseconds of each round after the first."""
     context = multiprocessing.get_context("spawn")
-    pipes, processes = [], []
+    pipes: list[Connection[Any, Any]] = []
+    processes: list[BaseProcess] = []
     for number in range(setting.nodes):
         ours, theirs = context.Pipe()
         process = context.Process(target=serve, args=(number, setting, theirs), daemon=True)
@@ -207,9 +209,9 @@ def measure(setting: Setting) -> list[float]:
         assert len({digest for _, _, digest in answers}) == 1, "results differ"
         begin, end = min(a[0] for a in answers), max(a[1] for a in answers)
         times_ms.append(1000 * (end - begin))
-    for pipe, process in zip(pipes, processes, strict=True):
+    for pipe, served in zip(pipes, processes, strict=True):
         pipe.send("stop")
-        process.join()
+        served.join()
     return times_ms[1:]
 
 

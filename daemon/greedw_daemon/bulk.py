@@ -102,6 +102,9 @@ class BulkLink(asyncio.BufferedProtocol):
             self._closed.set()
             return
         _socket_of(transport).setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # uvloop then writes at once instead of at the end of the loop's turn, when all that can be
+        # read has been: 6.5 instead of 10 ms for 0.8 MB down and up a chain of four on loopback.
+        transport.set_write_buffer_limits(high=0)
         transport.resume_reading()
 
     def set_send_buffer(self, nbytes: int) -> None:
