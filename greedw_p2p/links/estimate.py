@@ -23,8 +23,8 @@ from greedw_p2p.links.scale import (
     transfer_cost_ns_per_mib,
 )
 
-RTT_WINDOW_US: Final = 15_000_000
-"""The minimum is taken over this window and the one before."""
+RTT_WINDOW_US: Final = 30_000_000
+"""The minimum is taken over this window and the one before: 120 heartbeats and more."""
 
 RTT_SAMPLES_MIN: Final = 3
 """The first round trip of a connection may include a process that is still starting."""
@@ -37,7 +37,11 @@ OUTLIER_CODES: Final = CODES_PER_DOUBLING * math.log2(1.5)
 """Two samples in a row on the same side, off by more than 1.5 times, make the estimate jump."""
 
 DEAD_BAND_CODES: Final = 1.5
-"""A published code moves when the estimate is at least this far from it."""
+"""A published cost moves when the estimate is at least this far from it."""
+
+LATENCY_DEAD_BAND_CODES: Final = 4.0
+"""The same for a latency, 1.4 times: even a minimum of round trips rises and falls with the load
+of the machines, and a tree is not worth rebuilding for that."""
 
 
 def _codes_above(base: int, value: float) -> float:
@@ -177,10 +181,12 @@ class LinkEstimator:
         latency = _settled(
             CODE_UNKNOWN if before is None else before.latency,
             None if link.round_trip is None else link.round_trip.codes(),
+            LATENCY_DEAD_BAND_CODES,
         )
         cost = _settled(
             CODE_UNKNOWN if before is None else before.cost,
             None if link.rate is None else link.rate.codes,
+            DEAD_BAND_CODES,
         )
         if before is None and latency == cost == CODE_UNKNOWN:
             return None
@@ -194,10 +200,10 @@ class LinkEstimator:
         return link.published
 
 
-def _settled(published: int, estimate: float | None) -> int:
+def _settled(published: int, estimate: float | None, dead_band: float) -> int:
     """Return the code to publish: the old one, unless the estimate has left the dead band."""
     if estimate is None:
         return published
-    if published != CODE_UNKNOWN and abs(estimate - published) < DEAD_BAND_CODES:
+    if published != CODE_UNKNOWN and abs(estimate - published) < dead_band:
         return published
     return round(estimate)

@@ -79,7 +79,11 @@ def _fold_speeds(
 
 
 def _folded(before: Speed | None, report: RoundReport) -> Speed:
-    """Fold a report into a node's speed: smooth, hold at an outlier, jump at a second one."""
+    """Fold a report into a node's speed: smooth, hold at an outlier, jump at a second one.
+
+    ``fixed_ns`` stays 0: reports of nearly equal shares cannot tell a fixed cost from a slow pace,
+    and shares that follow the pace alone come to equal finish times within a few rounds as well.
+    """
     sample = max(report.compute_us * 1000 // report.units, 1)
     if before is None:
         return Speed(report.node, sample, 0, 0)

@@ -65,6 +65,16 @@ def test_a_latency_that_has_risen_is_published_after_two_windows() -> None:
     assert latency_us(_only(estimator).latency) == pytest.approx(15_000, rel=0.05)
 
 
+def test_a_latency_moves_only_for_a_change_of_four_tenths() -> None:
+    estimator = _estimator()
+    for rtt_us in [1_000] * RTT_SAMPLES_MIN + [730]:
+        estimator.add_rtt(PEER, rtt_us, 0)
+        estimator.cells()
+    assert _only(estimator).latency == code_of_latency(500)
+    estimator.add_rtt(PEER, 690, 0)
+    assert _only(estimator).latency == code_of_latency(345)
+
+
 def test_a_firm_rate_is_published_within_half_a_step() -> None:
     estimator = _estimator()
     assert _add_rate(estimator, 6.0) == _code(6.0)
