@@ -15,7 +15,6 @@ Rules
 """
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, cast
 
@@ -25,6 +24,8 @@ from numpy.typing import NDArray
 from greedw_daemon.all_reduce import AllReduce
 from greedw_daemon.attempt_order import AttemptKey, AttemptOrder, Regions, slot_memory
 from greedw_daemon.bulk import BulkLink, Verdict
+from greedw_daemon.log_setup import get_logger
+from greedw_daemon.tasks import TaskSet
 from greedw_p2p.errors import ContributionError, PeerError, ViewMismatchError
 from greedw_p2p.ids import Ballot, EntryIndex, LineageId, MemberId, NodeId
 from greedw_p2p.links.cell import LinkCell
@@ -36,7 +37,7 @@ from greedw_p2p.wire.messages import BulkMessage, Contribution
 
 __all__ = ["AttemptOrder", "DataPlane", "Regions"]
 
-logger = logging.getLogger(__name__)
+log = get_logger()
 
 DIAL_DEADLINE_S: Final = 4.0
 """After this the attempt is broken: a peer must be missed within five seconds."""
@@ -80,7 +81,7 @@ class DataPlane:
         self._newest: AttemptKey | None = None
         self._slots: NDArray[np.float32] | None = None
         self._seeking: asyncio.Task[None] | None = None
-        self._ended_tasks: set[asyncio.Task[None]] = set()
+        self._tasks = TaskSet()
         self._redials = 0
         self._is_closing = False
         self._sent_by_lost_links = 0
@@ -93,6 +94,8 @@ class DataPlane:
 
     def begin(self, order: AttemptOrder, regions: Regions) -> None:
         """Take part in an attempt from now on; it must be newer than all before it."""
+        if self._is_closing:
+            return
         assert order.me == self._me
         self._move_to(order.lineage)
         assert self._newest is None or order.key > self._newest, f"{order.key} is not newer"
@@ -181,7 +184,7 @@ class DataPlane:
         links = [link for peer in sorted(self._links) for link in self._links[peer]]
         self._links.clear()
         await asyncio.gather(*(link.close(CLOSE_TIMEOUT_S) for link in links))
-        await asyncio.gather(*self._ended_tasks, return_exceptions=True)
+        await self._tasks.close()
 
     # -- LinkOwner ------------------------------------------------------------------------------
 
@@ -222,7 +225,7 @@ class DataPlane:
             self._links.pop(link.peer, None)
         running = self._running
         if running is None or not running.is_using(link):
-            logger.debug("bulk link closed peer=%s reason=%s", self._name_of(link.peer), reason)
+            log.debug("bulk link closed", peer=self._name_of(link.peer), reason=reason)
             return
         phase = running.phase()
         if running.release(link):
@@ -286,13 +289,13 @@ class DataPlane:
         index, ballot = running.order.key
         phase = running.phase() if phase is None else phase
         self._end()
-        logger.warning(
-            "attempt broken entry=%d ballot=%d peer=%s phase=%r reason=%s",
-            index,
-            ballot.number,
-            self._name_of(peer),
-            phase,
-            reason,
+        log.warning(
+            "attempt broken",
+            entry=index,
+            ballot=ballot.number,
+            peer=self._name_of(peer),
+            phase=phase,
+            reason=reason,
         )
         self._on_broken(AttemptBroken(index, ballot, peer, phase, reason))
         self._retry_all()
@@ -323,9 +326,7 @@ class DataPlane:
             self._stop_seeking()
             running.use_parent_link(link)
         elif self._seeking is None:
-            self._seeking = asyncio.get_running_loop().create_task(self._seek(running, parent))
-            self._ended_tasks.add(self._seeking)
-            self._seeking.add_done_callback(self._ended_tasks.discard)
+            self._seeking = self._tasks.start(self._seek(running, parent), "seek parent")
 
     def _stop_seeking(self) -> None:
         """Give up dialling."""

@@ -239,6 +239,43 @@ def test_leftovers_of_an_older_attempt_are_skipped_whatever_they_hold(leftover: 
     run(test)
 
 
+@pytest.mark.parametrize("step", [1, 50, 100_000])
+def test_leftovers_shorter_than_the_head_that_is_due_are_skipped_and_nothing_after_them_is_lost(
+    step: int,
+) -> None:
+    late = EntryIndex(2**40)
+    key = (LINEAGE, late, Ballot(2**40, ME.node), 0)
+    leftover = encode(ResultSummary(*OLDER, ContentDigest(b""), RoundOutcome(1, 0.5, 1)))
+    assert len(leftover) < len(encode(Chunk(*key, 0, 0)))
+    frames = [encode(StreamOpen(*key, b"v" * 16, b"p" * 16))]
+    frames += [chunk(place, key=key) for place in range(6)]
+    outcome = RoundOutcome(1, 0.5, 1)
+    frames += [encode(PartSummary(*key, (Contribution(PEER, 1, 1),), outcome, (), ()))]
+    stream = b"".join(frame + number % 4 * leftover for number, frame in enumerate(frames))
+
+    async def test(raw: Raw) -> None:
+        await raw.connect()
+        raw.begin(order(is_root=True, index=late, ballot=key[2]))
+        for at in range(0, len(stream), step):
+            raw.writer.write(stream[at : at + step])
+            await asyncio.sleep(0)
+        assert isinstance(await raw.events.get(), AttemptFinished)
+        assert (raw.result == 2.0).all()
+
+    run(test)
+
+
+def test_a_closed_data_plane_takes_neither_attempts_nor_connections() -> None:
+    async def test(raw: Raw) -> None:
+        await raw.plane.close()
+        await raw.connect()
+        await raw.end_of_file()
+        raw.begin(order(is_root=False))
+        assert raw.plane.phase() == "idle"
+
+    run(test)
+
+
 WRONG_LENGTHS = {
     "shorter": OPEN + chunk(0, nbytes=CHUNK_BYTES - 4),
     "longer": OPEN + chunk(0, nbytes=CHUNK_BYTES + 4),
