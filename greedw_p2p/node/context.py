@@ -8,6 +8,7 @@ from greedw_p2p.ids import (
     NO_STATE,
     Ballot,
     EntryIndex,
+    JobId,
     LineageId,
     MemberId,
     NodeId,
@@ -55,6 +56,9 @@ class Context:
     shown_state: StateDigest = NO_STATE
     """Digest of the newest job's state, also after the job has ended."""
 
+    lost_job: JobId | None = None
+    """The newest job whose worker has failed here; its state is not computed any more."""
+
     reports: dict[NodeId, RoundReport] = field(default_factory=dict[NodeId, RoundReport])
     sent_bytes: dict[NodeId, int] = field(default_factory=dict[NodeId, int])
 
@@ -72,6 +76,12 @@ class Context:
     def is_member(self) -> bool:
         """Tell whether this very life is in the committed config."""
         return self.ledger is not None and self.me.id in self.ledger.config
+
+    @property
+    def is_blind(self) -> bool:
+        """Tell whether the running job is one whose state cannot be computed here any more."""
+        job = None if self.ledger is None else self.ledger.running_job
+        return job is not None and job.spec.id == self.lost_job
 
     @property
     def hears_quorum(self) -> bool:

@@ -113,6 +113,7 @@ class Node:
                 self._desk.refused(event)
             case events.WorkerFailed():
                 self._desk.worker_failed(event)
+                self._voting.on_worker_failed()
             case events.StateApplied():
                 self._voting.on_applied(event)
             case events.SubmitJob():

@@ -87,6 +87,7 @@ class JobDesk:
         """Ask for the job's end: this node cannot compute its units any more."""
         reason = f"{self._context.me.name}: {event.reason}"[:4000]
         self._failure = (event.job, reason)
+        self._context.lost_job = event.job
         self._context.out.note(Severity.ERROR, "worker failed", job=event.job, reason=event.reason)
         self._propose_failure()
 

@@ -16,7 +16,7 @@ import math
 from dataclasses import dataclass
 
 from greedw_p2p.config import Config, Member
-from greedw_p2p.ids import NO_CONTENT, Ballot, EntryIndex, MemberId, NodeId
+from greedw_p2p.ids import NO_CONTENT, NO_STATE, Ballot, EntryIndex, MemberId, NodeId
 from greedw_p2p.jobs.spec import JobPhase, JobState
 from greedw_p2p.limits import TICK_US
 from greedw_p2p.links.cell import LinkCell
@@ -148,6 +148,8 @@ class Leading:
             return
         if entry.proposer.phase is not Phase.OPEN or entry.attempt is None:
             return
+        if self._context.is_blind:
+            return  # it would name a state that this node does not know; the job ends anyhow
         job = self._ledger().running_job
         assert job is not None, "an attempt belongs to a running job"
         if not math.isfinite(event.outcome.loss_sum):
@@ -301,13 +303,13 @@ class Leading:
     ) -> Entry:
         ledger = self._ledger()
         state = self._context.state
-        assert state is not None, "an entry is proposed on a known state"
+        assert state is not None or self._context.is_blind, "an entry is proposed on a known state"
         return Entry(
             lineage=self._context.lineage,
             index=EntryIndex(entry.index),
             kind=kind,
             previous=entry.previous,
-            state=state,
+            state=NO_STATE if state is None else state,
             result=type(NO_CONTENT)(result),
             outcome=outcome,
             config=config,

@@ -7,7 +7,10 @@ Rules:
 2. An entry is acknowledged only when the state before it and all its bytes are in memory, after a
    change of the config was persisted.
 3. A commit whose bytes are still on their way waits for them; messages of later entries wait too.
-4. A START names the view and the plan by digest. A node that computes others says so, by name, and
+4. A node whose worker has failed is blind for its job: it votes without knowing the state, and
+   commits without applying, so that the end of the job can be decided and known everywhere. It
+   still acknowledges a round only when it has the bytes.
+5. A START names the view and the plan by digest. A node that computes others says so, by name, and
    does not sum.
 """
 
@@ -196,6 +199,11 @@ class Voting:
             self._unload_when_applied()
         self._wake()
 
+    def on_worker_failed(self) -> None:
+        """Carry on blindly with what waited for a state that will never be computed."""
+        self._unload_when_applied()
+        self._wake()
+
     def implied_commit(self, previous: EntryId) -> bool:
         """Commit the accepted entry if a message of the entry after it names it."""
         entry = self.open
@@ -215,7 +223,9 @@ class Voting:
         """Tell whether everything committed is applied here."""
         entry = self.open
         return (
-            entry is not None and entry.waiting_commit is None and (self._context.state is not None)
+            entry is not None
+            and entry.waiting_commit is None
+            and (self._context.state is not None or self._context.is_blind)
         )
 
     def _begin(self, entry: OpenEntry, attempt: Attempt, job: JobState) -> None:
@@ -245,11 +255,12 @@ class Voting:
         entry = self.open
         if entry is None:
             return
-        if self._context.state is None:
+        blind = self._context.is_blind
+        if self._context.state is None and not blind:
             return
         committed = entry.waiting_commit
         if committed is not None:
-            if entry.holds(committed):
+            if entry.holds(committed) or blind:
                 self._commit(entry, committed)
             else:
                 self._fetch_unless_coming(entry, committed)
@@ -268,15 +279,28 @@ class Voting:
         value = message.entry
         if context.id not in self._ledger().config or entry.acceptor.refuses(message.ballot):
             return
-        if value.state != context.state:
+        if self._contradicts(value):
             self._alarm_divergence(value.state, sender)
             return
         self._persist_before_ack(entry, message)
         entry.acceptor.accept(message.ballot, value)
-        if value.kind is EntryKind.ROUND and value.id() not in entry.speculated:
+        if self._is_to_apply(entry, value):
             self._apply(entry, value)
         ack = Ack(entry.index, entry.previous, message.ballot, value.id(), value.state)
         context.out.send(sender, ack)
+
+    def _contradicts(self, value: Entry) -> bool:
+        """Tell whether an entry starts from another state than this replica has.
+
+        A blind leader ends its job without naming a state.
+        """
+        job = value.job
+        unnamed = value.state == NO_STATE and job is not None and job.phase is JobPhase.FAILED
+        return value.state != self._context.state and not unnamed and not self._context.is_blind
+
+    def _is_to_apply(self, entry: OpenEntry, value: Entry) -> bool:
+        is_new = value.kind is EntryKind.ROUND and value.id() not in entry.speculated
+        return is_new and not self._context.is_blind
 
     def _persist_before_ack(self, entry: OpenEntry, message: Accept) -> None:
         """Write the config that votes and the one that would follow, if either is new to disk."""
@@ -304,9 +328,9 @@ class Voting:
     def _commit(self, entry: OpenEntry, value: Entry) -> None:
         context = self._context
         ledger = self._ledger()
-        if value.kind is EntryKind.ROUND:
-            if value.id() not in entry.speculated:
-                self._apply(entry, value)
+        if self._is_to_apply(entry, value):
+            self._apply(entry, value)
+        if value.id() in entry.speculated:
             context.out.emit(FlipState(value.id()))
         if entry.attempt is not None and entry.finished is None:
             context.out.emit(CancelAttempt(entry.index, entry.attempt.ballot))
@@ -344,8 +368,12 @@ class Voting:
     def _unload_when_applied(self) -> None:
         """End the worker of a job that has ended, once its last state is computed."""
         context = self._context
-        if self._ended is None or context.state is None:
+        if self._ended is None:
             return
+        if context.state is None:
+            if self._ended != context.lost_job:
+                return
+            context.shown_state = NO_STATE
         context.out.emit(UnloadJob(self._ended, self._ledger().job))
         context.state = NO_STATE
         self._ended = None

@@ -7,7 +7,16 @@ from typing import Protocol
 
 from greedw_p2p.config import Address, Config, Member
 from greedw_p2p.errors import PeerError
-from greedw_p2p.ids import Ballot, EntryIndex, Incarnation, LineageId, MemberId, NodeId, StateDigest
+from greedw_p2p.ids import (
+    Ballot,
+    EntryIndex,
+    Incarnation,
+    JobId,
+    LineageId,
+    MemberId,
+    NodeId,
+    StateDigest,
+)
 from greedw_p2p.jobs.spec import JobSpec
 from greedw_p2p.log.entry import EntryKind, RoundOutcome
 from greedw_p2p.node import effects, events
@@ -73,6 +82,7 @@ class SimHost:
         self.disk = Disk()
         self.node: Node | None = None
         self.worker: SimWorker | None = None
+        self.worker_died = False
         self.refusal = ""
         self.paused_until_us = 0
         self.notes: list[effects.Note] = []
@@ -131,7 +141,13 @@ class SimHost:
 
     def load_here(self, spec: JobSpec, state: StateDigest) -> None:
         """Load a job before it is submitted here, as a user's command does."""
-        self.worker = SimWorker(spec, state)
+        self._new_worker(spec, state)
+
+    def kill_worker(self, job: JobId, reason: str) -> None:
+        """End the worker at once; what it was computing never comes."""
+        self.worker = None
+        self.worker_died = True
+        self.deliver(events.WorkerFailed(job, reason))
 
     def bulk_arrived(
         self, sender: NodeId, attempt: tuple[EntryIndex, Ballot], item: BulkItem
@@ -197,10 +213,12 @@ class SimHost:
                 self._attempt = None
             case effects.FetchResult():
                 self._wires.fetch(self, effect)
+            case effects.ApplyResult() | effects.FlipState() if self.worker_died:
+                pass
             case effects.ApplyResult(entry_id, digest, _, _, _):
                 assert self.worker is not None, "a result is applied where the job is loaded"
                 state = self.worker.apply(entry_id, self._results[digest])
-                self._later(APPLY_US, events.StateApplied(entry_id, state))
+                self._applied_later(self.worker, events.StateApplied(entry_id, state))
             case effects.FlipState(entry_id):
                 assert self.worker is not None, "a state flips where the job is loaded"
                 self.worker.flip(entry_id)
@@ -218,8 +236,18 @@ class SimHost:
         if self.refusal:
             self._later(LOAD_US, events.JobRefused(spec.id, self.refusal))
             return
-        self.worker = SimWorker(spec, state)
+        self._new_worker(spec, state)
         self._later(LOAD_US, events.JobLoaded(spec, state))
+
+    def _new_worker(self, spec: JobSpec, state: StateDigest) -> None:
+        self.worker = SimWorker(spec, state)
+        self.worker_died = False
+
+    def _applied_later(self, worker: SimWorker, applied: events.StateApplied) -> None:
+        """Tell the node of a new state, if the worker lives until it is computed."""
+        self._agenda.after(
+            APPLY_US, lambda: self.deliver(applied) if self.worker is worker else None
+        )
 
     def _begin(self, order: effects.BeginAttempt) -> None:
         attempt = self._attempt = SimAttempt.begun(self.node_id, order)
@@ -227,7 +255,7 @@ class SimHost:
         life = self._life
 
         def computed() -> None:
-            if life == self._life and self._attempt is attempt:
+            if life == self._life and self._attempt is attempt and not self.worker_died:
                 self._computed(attempt)
 
         self._agenda.after(FIXED_US + units * self.unit_us, computed)

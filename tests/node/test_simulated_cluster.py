@@ -212,6 +212,22 @@ def test_job_fails_with_the_workers_last_words_when_a_worker_dies() -> None:
     cluster.run_until(lambda: finished(cluster, *range(4)), within_us=60 * SECOND_US)
 
 
+@pytest.mark.parametrize("hosts", [1, 2, 3])
+@pytest.mark.parametrize("seed", range(12))
+def test_job_ends_everywhere_whenever_a_worker_dies(hosts: int, seed: int) -> None:
+    rng = random.Random(seed)  # noqa: S311 - a test is seeded, not secret
+    cluster = training(hosts, seed=seed, epochs=100)
+    cluster.run_for(50_000 + rng.randrange(20_000))
+    victim = rng.randrange(hosts)
+    cluster.hosts[victim].kill_worker(_job_id(cluster, victim), "worker died: signal 9")
+    cluster.run_until(
+        lambda: all(cluster.job_state(n) == "failed" for n in range(hosts)),
+        within_us=5 * SECOND_US,
+    )
+    cluster.submit(0)
+    cluster.run_until(lambda: finished(cluster, *range(hosts)), within_us=60 * SECOND_US)
+
+
 def test_job_is_refused_by_name_before_its_first_round_when_a_node_lacks_the_data() -> None:
     cluster = formed(3, seed=41)
     cluster.hosts[1].refusal = "data set /data has hash aa, the job names bb"
