@@ -174,7 +174,7 @@ def tree_lines(tree: TopologyStatus) -> list[str]:
 
 
 def _indented(table: Table) -> Padding:
-    return Padding(table, (0, 0, 0, 2))
+    return Padding(table, (0, 0, 0, 2), expand=False)
 
 
 def _node_table(members: Sequence[MemberStatus], batch: int) -> Table:
