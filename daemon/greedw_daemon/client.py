@@ -63,7 +63,7 @@ class ControlClient:
                     exit_code=TIMED_OUT,
                 ) from None
             except OSError as error:
-                raise DaemonError(f"the daemon hung up: {error.strerror}") from error
+                raise _hung_up() from error
         return _result_of(answer)
 
     @contextlib.contextmanager
@@ -134,13 +134,17 @@ def _read_line(connection: socket.socket) -> bytes:
     while not data.endswith(b"\n"):
         piece = connection.recv(65_536)
         if not piece:
-            raise DaemonError(
-                "the daemon ended before it answered", hint="look at its log", exit_code=NOT_RUNNING
-            )
+            raise _hung_up()
         data += piece
         if len(data) > ANSWER_BYTES_MAX:
             raise DaemonError("the daemon's answer is far too long")
     return bytes(data)
+
+
+def _hung_up() -> DaemonError:
+    return DaemonError(
+        "the daemon hung up before it answered", hint="look at its log", exit_code=NOT_RUNNING
+    )
 
 
 def _result_of(line: bytes) -> dict[str, Any]:

@@ -50,6 +50,11 @@ class ContentServer:
         piece = content[request.offset : request.offset + size]
         self._send(peer, Bytes(request.digest, request.offset, len(content)), piece)
 
+    @property
+    def copies(self) -> int:
+        """Copies held now."""
+        return len(self._copies)
+
     def close(self) -> None:
         """Drop all copies."""
         for expiry in self._expiries.values():
@@ -87,6 +92,9 @@ class _Fetch:
     target: memoryview
     pieces: dict[int, asyncio.Future[int]] = field(default_factory=dict[int, "asyncio.Future[int]"])
     """Outstanding requests: offset to the total size that the answer names."""
+
+    lost: str = ""
+    """Why the holder is gone, empty while it is not."""
 
 
 class ContentClient:
@@ -139,9 +147,10 @@ class ContentClient:
         """End the fetches from a peer that is gone."""
         for fetch in self._fetches.values():
             if fetch.holder == peer:
+                fetch.lost = f"the connection ended: {reason}"
                 for waiting in fetch.pieces.values():
                     if not waiting.done():
-                        waiting.set_exception(PeerError(f"the connection ended: {reason}"))
+                        waiting.set_exception(PeerError(fetch.lost))
 
     async def _fetch_all(self, fetch: _Fetch, digest: bytes) -> None:
         """Fetch pieces with a few requests under way, in order."""
@@ -162,6 +171,8 @@ class ContentClient:
         size = min(PIECE_BYTES, len(fetch.target) - offset)
         why = ""
         for _ in range(TRIES_MAX):
+            if fetch.lost:
+                raise PeerError(fetch.lost)
             waiting: asyncio.Future[int] = asyncio.get_running_loop().create_future()
             fetch.pieces[offset] = waiting
             try:

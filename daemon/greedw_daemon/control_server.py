@@ -21,6 +21,7 @@ from greedw_p2p.errors import ConfigError, DaemonError, GreedwError, StateDirErr
 
 LINE_BYTES_MAX: Final = 64 * 1024
 CONNECTIONS_MAX: Final = 64
+ROOT: Final = 0
 IDLE_S: Final = 60.0
 """A connection that sends no request for so long is closed."""
 
@@ -68,7 +69,7 @@ class ControlServer:
 
     def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         uid = _uid_of(writer)
-        if uid not in {os.geteuid(), 0}:
+        if uid not in {os.geteuid(), ROOT}:
             log.warning("control connection refused", uid=uid)
             writer.close()
             return

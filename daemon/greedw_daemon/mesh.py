@@ -202,6 +202,11 @@ class Mesh:
         """Return the connected peers, by node id."""
         return tuple(self._peers[node].member for node in sorted(self._peers))
 
+    @property
+    def is_dialling(self) -> bool:
+        """Tell whether a dial is under way."""
+        return bool(self._dialling)
+
     # -- what the node asks for --------------------------------------------------------------
 
     def dial(self, node: NodeId, address: Address) -> None:
