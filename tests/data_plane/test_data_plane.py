@@ -1,265 +1,34 @@
 """Several data planes in one event loop, over real sockets on loopback."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import pytest
-import uvloop
-import xxhash
-from numpy.typing import NDArray
 
-from greedw_daemon.data_plane import AttemptOrder, DataPlane, Regions
-from greedw_p2p.ids import Ballot, EntryIndex, Incarnation, LineageId, MemberId, NodeId
-from greedw_p2p.links.cell import LinkCell
+from greedw_p2p.ids import (
+    Ballot,
+    EntryIndex,
+    LineageId,
+)
 from greedw_p2p.log.entry import RoundOutcome
-from greedw_p2p.node.events import AttemptBroken, AttemptFinished
 from greedw_p2p.reduction.layout import BucketLayout
-from greedw_p2p.view import RoundReport
 from greedw_p2p.wire.messages import Contribution
 
-Vector = NDArray[np.float32]
-LINEAGE = LineageId("ab" * 16)
-LAYOUT = BucketLayout((4096, 1600, 16, 12_000))
-WAIT_S = 20.0
-ID_BYTES = 32
-
-
-def node_id(number: int) -> NodeId:
-    return NodeId(f"{number:032x}")
-
-
-def member(number: int) -> MemberId:
-    return MemberId(node_id(number), Incarnation(1))
-
-
-class Greeting(asyncio.BufferedProtocol):
-    """Reads exactly as many bytes as a greeting has, pauses, and hands the transport over."""
-
-    def __init__(self, nbytes: int, greeted: Callable[[asyncio.Transport, bytes], None]) -> None:
-        self._view = memoryview(bytearray(nbytes))
-        self._filled = 0
-        self._greeted = greeted
-        self._transport: Any = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport
-
-    def get_buffer(self, sizehint: int) -> memoryview:
-        return self._view[self._filled :]
-
-    def buffer_updated(self, nbytes: int) -> None:
-        self._filled += nbytes
-        if self._filled == len(self._view):
-            self._transport.pause_reading()
-            self._greeted(self._transport, bytes(self._view))
-
-
-class Host:
-    """A node: a data plane, its listening socket, and its memory."""
-
-    def __init__(self, number: int, cluster: "Cluster") -> None:
-        self.number, self.cluster = number, cluster
-        self.events: asyncio.Queue[AttemptFinished | AttemptBroken] = asyncio.Queue()
-        self.own: Vector = np.zeros(LAYOUT.elements, np.float32)
-        self.result: Vector = np.zeros(LAYOUT.elements, np.float32)
-        self.dials = 0
-        self.accepted: list[asyncio.Transport] = []
-        self.dialled: list[asyncio.Transport] = []
-        self.plane = DataPlane(
-            me=member(number),
-            dial=self._dial,
-            name_of=lambda node: f"lab-{int(node, 16)}",
-            on_finished=self.events.put_nowait,
-            on_broken=self.events.put_nowait,
-        )
-
-    async def listen(self) -> None:
-        self.server = await asyncio.get_running_loop().create_server(
-            lambda: Greeting(ID_BYTES, self._accept), "127.0.0.1", 0
-        )
-        self.port: int = self.server.sockets[0].getsockname()[1]
-
-    def begin(self, order: AttemptOrder) -> None:
-        self.order = order
-        self.plane.begin(order, Regions(self.own, self.result))
-
-    def compute(self, *, buckets: int | None = None) -> None:
-        """Declare the first buckets ready, or all of them and the figures."""
-        order = self.order
-        every = range(len(order.layout.buckets))
-        for bucket in every[:buckets]:
-            self.plane.own_bucket_ready(order.index, order.ballot, bucket)
-        if buckets is not None:
-            return
-        self.plane.own_finished(
-            order.index,
-            order.ballot,
-            Contribution(member(self.number), self.number, 1),
-            RoundOutcome(self.number + 1, 0.1 * self.number, self.number),
-            RoundReport(node_id(self.number), 1, 2, 3, 4, 5),
-            (LinkCell(node_id(self.number), node_id(99), Incarnation(1), 1, 2, 3),),
-        )
-
-    async def ended(self) -> AttemptFinished | AttemptBroken:
-        return await self.events.get()
-
-    async def finished(self) -> AttemptFinished:
-        event = await self.ended()
-        assert isinstance(event, AttemptFinished), event
-        return event
-
-    async def broken(self) -> AttemptBroken:
-        event = await self.ended()
-        assert isinstance(event, AttemptBroken), event
-        return event
-
-    async def close(self) -> None:
-        self.server.close()
-        await self.plane.close()
-        await self.server.wait_closed()
-
-    async def _dial(self, node: NodeId, tree: int) -> asyncio.Transport:
-        self.dials += 1
-        loop = asyncio.get_running_loop()
-        taken: asyncio.Future[asyncio.Transport] = loop.create_future()
-        transport, _ = await loop.create_connection(
-            lambda: Greeting(1, lambda transport, _: taken.set_result(transport)),
-            "127.0.0.1",
-            self.cluster.hosts[int(node, 16)].port,
-        )
-        transport.write(node_id(self.number).encode())
-        found = await taken
-        self.dialled.append(found)
-        return found
-
-    def _accept(self, transport: asyncio.Transport, greeting: bytes) -> None:
-        transport.write(b"+")
-        self.accepted.append(transport)
-        who = MemberId(NodeId(greeting.decode()), Incarnation(1))
-        self.plane.adopt(who, transport)
-
-
-class Cluster:
-    """Hosts 0..n-1 and their orders; host 0 is the root unless ``parents`` says otherwise."""
-
-    def __init__(self, count: int) -> None:
-        self.hosts = [Host(number, self) for number in range(count)]
-        rng = np.random.default_rng(count)
-        for host in self.hosts:
-            host.own[:] = rng.standard_normal(LAYOUT.elements) * np.exp2(
-                rng.integers(-20, 20, LAYOUT.elements)
-            )
-
-    async def __aenter__(self) -> Self:
-        for host in self.hosts:
-            await host.listen()
-        return self
-
-    async def __aexit__(self, *failure: object) -> None:
-        for host in self.hosts:
-            await host.close()
-
-    def orders(
-        self,
-        parents: dict[int, int],
-        *,
-        index: int = 1,
-        ballot: int = 0,
-        layout: BucketLayout = LAYOUT,
-        **changes: Any,
-    ) -> dict[int, AttemptOrder]:
-        """Return the order of every node in ``parents`` (node to parent) and of the root."""
-        numbers = sorted(set(parents) | set(parents.values()) or {0})
-        common = AttemptOrder(
-            lineage=LINEAGE,
-            index=EntryIndex(index),
-            ballot=Ballot(ballot, node_id(0)),
-            tree=0,
-            view_digest=b"v" * 16,
-            plan_digest=b"p" * 16,
-            me=member(numbers[0]),
-            parent=None,
-            children=(),
-            layout=layout,
-            chunk_bytes=4096,
-            window_chunks=4,
-            send_buffer_bytes=16_384,
-            divisor=7,
-            total_units=len(numbers),
-            participants=tuple(member(number) for number in numbers),
-        )
-        found: dict[int, AttemptOrder] = {}
-        for number in numbers:
-            parent = parents.get(number)
-            children = sorted(node_id(child) for child in parents if parents[child] == number)
-            order = replace(
-                common,
-                me=member(number),
-                parent=None if parent is None else node_id(parent),
-                children=tuple(children),
-            )
-            found[number] = replace(order, **changes)
-        return found
-
-    def begin(self, orders: dict[int, AttemptOrder]) -> None:
-        for number, order in orders.items():
-            self.hosts[number].begin(order)
-
-    def compute(self, numbers: Iterable[int]) -> None:
-        for number in numbers:
-            self.hosts[number].compute()
-
-    def expected(self, orders: dict[int, AttemptOrder]) -> Vector:
-        """Return the sum of this very tree by numpy, divided once."""
-
-        def subtree(number: int) -> Vector:
-            total = self.hosts[number].own.copy()
-            for child in orders[number].children:
-                total += subtree(int(child, 16))
-            return total
-
-        root = next(number for number, order in orders.items() if order.parent is None)
-        return subtree(root) / np.float32(orders[root].divisor)
-
-    async def check_result(self, orders: dict[int, AttemptOrder]) -> None:
-        """Wait for the end on every node, and compare bytes and digests."""
-        expected = self.expected(orders).tobytes()
-        digest = xxhash.xxh3_128(expected).digest()
-        for number, order in orders.items():
-            event = await self.hosts[number].finished()
-            assert (event.index, event.ballot) == (order.index, order.ballot)
-            assert event.digest == digest
-            assert self.hosts[number].result.tobytes() == expected
-            assert self.hosts[number].plane.phase() == "idle"
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Let the loop run until something holds; ``run`` bounds the wait."""
-    while True:
-        if condition():
-            return
-        await asyncio.sleep(0)
-
-
-def run(test: Coroutine[Any, Any, None]) -> None:
-    """Run a test in its own loop, with a limit on all its waits together."""
-    uvloop.run(asyncio.wait_for(test, WAIT_S))
-
-
-def star(count: int) -> dict[int, int]:
-    return dict.fromkeys(range(1, count), 0)
-
-
-def chain(count: int) -> dict[int, int]:
-    return {number: number - 1 for number in range(1, count)}
-
-
-def random_tree(count: int) -> dict[int, int]:
-    rng = np.random.default_rng(count)
-    return {number: int(rng.integers(number)) for number in range(1, count)}
+from .conftest import (
+    LAYOUT,
+    Cluster,
+    chain,
+    member,
+    node_id,
+    random_tree,
+    run,
+    stalled,
+    star,
+    until,
+)
 
 
 @pytest.mark.parametrize("count", [1, 2, 4, 8])
@@ -338,15 +107,6 @@ def test_a_node_that_begins_late_finds_what_was_sent_before(late: int) -> None:
             await cluster.check_result(orders)
 
     run(scenario())
-
-
-async def stalled(host: Host) -> None:
-    """Wait until a node has done all it can before the others go on."""
-    phase, rounds = host.plane.phase(), 0
-    while rounds < 20:
-        await asyncio.sleep(0)
-        rounds = rounds + 1 if host.plane.phase() == phase else 0
-        phase = host.plane.phase()
 
 
 def test_a_bucket_travels_before_the_next_one_is_ready() -> None:
