@@ -22,6 +22,7 @@ import numpy as np
 import uvloop
 
 from greedw_daemon.data_plane import AttemptOrder, DataPlane, Regions
+from greedw_daemon.log_setup import configure
 from greedw_p2p.ids import Ballot, EntryIndex, Incarnation, LineageId, MemberId, NodeId
 from greedw_p2p.kernels import summation
 from greedw_p2p.log.entry import RoundOutcome
@@ -183,6 +184,7 @@ class BenchNode:
 
 def serve(number: int, setting: Setting, pipe: "Connection[Any, Any]") -> None:
     """Be one node, in a process of its own."""
+    configure(node=f"node-{number}", log_format="text", level="warning")
     summation.warm()
     uvloop.run(BenchNode(number, setting, pipe).run())
 
