@@ -205,7 +205,9 @@ def _digests(context: Context) -> dict[str, str]:
     ledger = context.ledger
     if ledger is None:
         return {}
-    found: dict[str, StateDigest] = {context.me.name: context.shown_state}
+    found: dict[str, StateDigest] = {}
+    if context.state is not None:  # else it is still computed, and the digest is of a round before
+        found[context.me.name] = context.shown_state
     for peer in context.peers.all():
         heartbeat = peer.heartbeat
         if heartbeat is None or peer.member.id not in ledger.config:
