@@ -146,7 +146,7 @@ def _wait_for_links(cluster: LocalCluster) -> str:
         all_known = tree.links_known >= tree.links_wanted
         if all_known or time.monotonic() > deadline_s:
             break
-        time.sleep(POLL_S)
+        cluster.pause(POLL_S)
     count = len(cluster.daemons)
     members = "1 member" if count == 1 else f"{count} members"
     if count == 1:
@@ -190,7 +190,7 @@ def _watch(cluster: LocalCluster, job_id: str, screen: DemoScreen) -> Outcome:
             if job.round > last_round:
                 last_round, moved_s = job.round, now_s
             _check_moving(cluster, job, now_s - moved_s)
-            time.sleep(POLL_S)
+            cluster.pause(POLL_S)
     if job.state != "finished":
         raise DaemonError(f"the training {job.state}: {job.reason}", hint=cluster.log_tails())
     return Outcome(

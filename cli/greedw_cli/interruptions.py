@@ -19,9 +19,10 @@ class Interruptions:
     """Handles SIGINT, SIGTERM and SIGHUP while it is entered.
 
     The first signal raises ``Interrupted`` in the main thread, but never inside ``held`` and never
-    after ``stop_raising``: what has been created is always known to whoever cleans up. Any further
-    signal only calls ``hurry``, so that an impatient second Ctrl-C shortens the clean-up and does
-    not abort it.
+    after ``stop_raising``: what has been created is always known to whoever cleans up. The end of
+    each held block raises again, because Python drops what is raised inside a finaliser. Any
+    further signal only calls ``hurry``, so that an impatient second Ctrl-C shortens the clean-up
+    and does not abort it.
     """
 
     def __init__(self, hurry: Callable[[], None]) -> None:
@@ -53,8 +54,8 @@ class Interruptions:
             yield
         finally:
             self._holds -= 1
-        if self._received is not None and self._may_raise:
-            self._raise()
+        if self._received is not None and self._may_raise and self._holds == 0:
+            raise Interrupted
 
     def stop_raising(self) -> None:
         """Let signals shorten the clean-up from now on, and never break it."""
@@ -66,8 +67,4 @@ class Interruptions:
             return
         self._received = signal.Signals(number)
         if self._may_raise and self._holds == 0:
-            self._raise()
-
-    def _raise(self) -> None:
-        self._may_raise = False
-        raise Interrupted
+            raise Interrupted

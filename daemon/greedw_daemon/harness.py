@@ -244,7 +244,12 @@ class LocalCluster:
                     hint=self.log_tails(),
                     exit_code=_TIMED_OUT,
                 )
-            time.sleep(POLL_S)
+            self.pause(POLL_S)
+
+    def pause(self, seconds: float) -> None:
+        """Sleep between two looks; a signal that came meanwhile is obeyed at the end."""
+        with self._shield():
+            time.sleep(seconds)
 
     def log_tails(self, lines: int = LOG_LINES) -> str:
         """Return the last lines of every daemon's log, under its name."""

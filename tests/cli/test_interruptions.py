@@ -33,6 +33,23 @@ def test_signal_inside_a_held_block_raises_at_its_end() -> None:
     assert reached
 
 
+def test_exception_that_python_dropped_is_raised_again_by_the_next_held_block(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    dropped: list[object] = []
+    monkeypatch.setattr("sys.unraisablehook", lambda lost: dropped.append(lost.exc_type))
+
+    class Finalised:
+        def __del__(self) -> None:
+            send(signal.SIGINT)
+
+    with Interruptions(hurry=lambda: None) as interruptions:
+        Finalised()
+        assert dropped == [Interrupted]
+        with pytest.raises(Interrupted), interruptions.held():
+            pass
+
+
 def test_later_signals_only_hurry() -> None:
     hurried: list[int] = []
     with Interruptions(hurry=lambda: hurried.append(1)) as interruptions:
