@@ -6,6 +6,7 @@ declared type and bounds.
 """
 
 import hashlib
+from collections.abc import Callable
 from typing import Final, TypeVar, cast
 
 import msgpack
@@ -14,6 +15,9 @@ import msgspec
 from greedw_p2p.errors import MalformedMessageError
 
 DIGEST_BYTES: Final = 16
+
+# msgpack has no type hints.
+_packb: Final = cast("Callable[[object], bytes]", msgpack.packb)  # pyright: ignore[reportUnknownMemberType]
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -25,8 +29,7 @@ RecordT = TypeVar("RecordT", bound=Record)
 
 def pack(record: Record) -> bytes:
     """Return the record's canonical bytes, as msgpack's reference implementation writes them."""
-    plain = msgspec.to_builtins(record, builtin_types=(bytes,))
-    return cast("bytes", msgpack.packb(plain, use_bin_type=True))
+    return _packb(msgspec.to_builtins(record, builtin_types=(bytes,)))
 
 
 def unpack(data: bytes | memoryview, kind: type[RecordT]) -> RecordT:
