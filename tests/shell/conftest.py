@@ -122,6 +122,15 @@ def four() -> Iterator[LocalCluster]:
         yield cluster
 
 
+@pytest.fixture(scope="module")
+def pair() -> Iterator[LocalCluster]:
+    """Serve a module's tests with one cluster of two, none of which dies."""
+    with _closing(LocalCluster(["a", "b"])) as cluster:
+        cluster.start()
+        cluster.form()
+        yield cluster
+
+
 @pytest.fixture(scope="session")
 def write_digits() -> Callable[[Path, int], Path]:
     """Write a folder of IDX files with some of the embedded digits, from ``first`` on."""

@@ -134,7 +134,7 @@ def read_until(descriptor: int, text: str) -> str:
 
 
 def test_impatient_second_ctrl_c_still_cleans_up(temporary: Path, start_greedw: Start) -> None:
-    process = start_greedw("demo", "--nodes", 2, "--epochs", 1000)
+    process = start_greedw("demo", "--nodes", 1, "--epochs", 1000)
     until_it_trains(process)
     for _ in range(3):
         os.killpg(process.pid, signal.SIGINT)

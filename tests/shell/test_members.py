@@ -3,16 +3,22 @@
 import signal
 import socket
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from greedw_daemon.harness import LocalCluster, alive_members
+from greedw_p2p.config import Address
+from greedw_p2p.invitation import Invitation, format_token
 
 Form = Callable[..., LocalCluster]
 Prepare = Callable[..., LocalCluster]
 Run = Callable[..., Any]
+
+NOBODY = Invitation(b"c" * 8, b"i" * 8, b"s" * 16, (Address("127.0.0.1", 9),))
+"""Well formed, but nobody made it."""
 
 
 def invite(cluster: LocalCluster, greedw: Run) -> str:
@@ -55,54 +61,58 @@ def test_init_and_join_prepare_a_directory_before_its_daemon_starts(
     cluster.wait_for_members(["a", "b"])
 
 
-def test_invite_prints_the_token_alone_on_the_last_line(form: Form, greedw: Run) -> None:
-    cluster = form("a")
-    answer = greedw("invite", "--ttl", "15m", "--uses", 3, "--state-dir", cluster.first.state_dir)
+def test_invite_prints_the_token_alone_on_the_last_line(pair: LocalCluster, greedw: Run) -> None:
+    answer = greedw("invite", "--ttl", "15m", "--uses", 3, "--state-dir", pair.first.state_dir)
     assert answer.out.startswith("gw1-")
     assert len(answer.out.split()) == 1
-    as_json = greedw("invite", "--json", "--state-dir", cluster.first.state_dir).json()
+    as_json = greedw("invite", "--json", "--state-dir", pair.first.state_dir).json()
     assert as_json["schema"] == 1
     assert as_json["token"].startswith("gw1-")
 
 
-def test_join_refuses_bad_tokens_by_what_is_wrong_with_them(
-    form: Form, greedw: Run, tmp_path: Path
-) -> None:
-    cluster = form("a")
-    token = invite(cluster, greedw)
-    letter = token[-1]
-    typo = greedw("join", token[:-1] + ("q" if letter != "q" else "p"), "--state-dir", tmp_path)
-    assert typo.code == 5
-    assert "typ" in typo.err
-    other = greedw("join", "gw2" + token[3:], "--state-dir", tmp_path)
-    assert other.code == 6
-    assert "version" in other.err
-    cluster.first.signal(signal.SIGTERM)
-    assert cluster.first.wait(10) == 0
-    gone = greedw("join", token, "--state-dir", tmp_path)
-    assert gone.code == 4
-    assert "127.0.0.1:" in gone.err
-    assert "Traceback" not in typo.err + other.err + gone.err
+def test_join_names_the_typo_in_a_token(greedw: Run, tmp_path: Path) -> None:
+    token = format_token(NOBODY)
+    wrong = token[:-1] + ("q" if token[-1] != "q" else "p")
+    answer = greedw("join", wrong, "--state-dir", tmp_path)
+    assert answer.code == 5, answer
+    assert "typ" in answer.err
+    assert "Traceback" not in answer.err
 
 
-def test_token_for_one_use_is_refused_the_second_time(form: Form, greedw: Run) -> None:
-    cluster = form("a")
-    token = invite(cluster, greedw)
-    for name, code in (("b", 0), ("c", 5)):
-        answer = greedw("join", token, "--state-dir", cluster.directory / name)
+def test_join_names_the_other_version_of_a_token(greedw: Run, tmp_path: Path) -> None:
+    answer = greedw("join", "gw2" + format_token(NOBODY)[3:], "--state-dir", tmp_path)
+    assert answer.code == 6, answer
+    assert "version" in answer.err
+    assert "Traceback" not in answer.err
+
+
+def test_join_names_the_address_that_does_not_answer(greedw: Run, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    unreachable = replace(NOBODY, addresses=(Address("127.0.0.1", port),))
+    answer = greedw("join", format_token(unreachable), "--state-dir", tmp_path)
+    assert answer.code == 4, answer
+    assert f"127.0.0.1:{port}" in answer.err
+    assert "Traceback" not in answer.err
+
+
+def test_token_for_one_use_is_refused_the_second_time(pair: LocalCluster, greedw: Run) -> None:
+    token = invite(pair, greedw)
+    for name, code in (("first", 0), ("second", 5)):
+        answer = greedw("join", token, "--state-dir", pair.directory / name)
         assert answer.code == code, answer
 
 
-def test_second_join_of_a_member_is_refused_and_changes_nothing(form: Form, greedw: Run) -> None:
-    cluster = form("a", "b")
-    token = invite(cluster, greedw)
-    again = greedw("join", token, "--state-dir", cluster.daemons["b"].state_dir)
+def test_second_join_of_a_member_is_refused_and_changes_nothing(
+    pair: LocalCluster, greedw: Run
+) -> None:
+    again = greedw("join", invite(pair, greedw), "--state-dir", pair.daemons["b"].state_dir)
     assert again.code != 0
     assert "already" in again.err
-    founded = greedw("init", "--state-dir", cluster.daemons["b"].state_dir)
+    founded = greedw("init", "--state-dir", pair.daemons["b"].state_dir)
     assert founded.code != 0
     assert "already" in founded.err
-    assert alive_members(cluster.first.status()) == ["a", "b"]
+    assert alive_members(pair.first.status()) == ["a", "b"]
 
 
 def test_prepared_directory_is_refused_without_a_daemon_too(greedw: Run, tmp_path: Path) -> None:
@@ -113,13 +123,13 @@ def test_prepared_directory_is_refused_without_a_daemon_too(greedw: Run, tmp_pat
     assert str(tmp_path / "node") in again.err
 
 
-@pytest.mark.parametrize("command", ["init", "join"])
+@pytest.mark.parametrize("command", [["init"], ["join"]], ids=["init", "join"])
 def test_file_in_place_of_the_state_directory_is_named(
-    command: str, form: Form, greedw: Run, tmp_path: Path
+    command: list[str], greedw: Run, tmp_path: Path
 ) -> None:
     path = tmp_path / "file"
     path.touch()
-    arguments = ["init"] if command == "init" else ["join", invite(form("a"), greedw)]
+    arguments = command if command == ["init"] else [*command, format_token(NOBODY)]
     answer = greedw(*arguments, "--state-dir", path)
     assert answer.code not in {0, 3}
     assert str(path) in answer.err
@@ -156,23 +166,26 @@ def test_daemon_refuses_other_than_loopback_without_insecure(prepare: Prepare) -
     assert "--insecure" in cluster.first.log()
 
 
-def test_second_daemon_on_one_directory_is_refused_and_the_first_goes_on(prepare: Prepare) -> None:
-    cluster, other = prepare("a"), prepare("b")
-    cluster.start()
+def test_second_daemon_on_one_directory_is_refused_and_the_first_goes_on(
+    pair: LocalCluster, prepare: Prepare
+) -> None:
+    other = prepare("c")
     other.directory.mkdir(mode=0o700)
-    other.first.state_dir = cluster.first.state_dir
+    other.first.state_dir = pair.first.state_dir
     other.first.start()
     assert other.first.wait(20) not in {None, 0}
-    assert str(cluster.first.state_dir) in other.first.log()
-    assert cluster.first.status()["state"] == "unprepared"
+    assert str(pair.first.state_dir) in other.first.log()
+    assert alive_members(pair.first.status()) == ["a", "b"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signal_makes_a_daemon_leave_cleanly(number: signal.Signals, form: Form) -> None:
+def test_signal_makes_a_daemon_leave_cleanly(form: Form) -> None:
     cluster = form("a", "b", "c")
-    leaver = cluster.daemons["b"]
-    leaver.signal(number)
-    assert leaver.wait(10) == 0
-    assert "Traceback" not in leaver.log()
-    cluster.wait_for_members(["a", "c"])
-    assert not (leaver.state_dir / "control.sock").exists()
+    staying = ["a", "b", "c"]
+    for name, number in (("b", signal.SIGTERM), ("a", signal.SIGINT)):
+        leaver = cluster.daemons[name]
+        leaver.signal(number)
+        assert leaver.wait(10) == 0
+        staying.remove(name)
+        cluster.wait_for_members(staying)
+        assert "Traceback" not in leaver.log()
+        assert not (leaver.state_dir / "control.sock").exists()
