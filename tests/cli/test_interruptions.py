@@ -1,5 +1,6 @@
 import os
 import signal
+import sys
 
 import pytest
 
@@ -37,7 +38,11 @@ def test_exception_that_python_dropped_is_raised_again_by_the_next_held_block(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     dropped: list[object] = []
-    monkeypatch.setattr("sys.unraisablehook", lambda lost: dropped.append(lost.exc_type))
+
+    def note(lost: "sys.UnraisableHookArgs") -> None:
+        dropped.append(lost.exc_type)
+
+    monkeypatch.setattr(sys, "unraisablehook", note)
 
     class Finalised:
         def __del__(self) -> None:
