@@ -250,12 +250,17 @@ class SimCluster:
         holder = self._by_node[effect.holder]
         pair = (host.node_id, holder.node_id)
         if pair not in self._links:
+            host.fetch_failed(effect, "not connected")
             return
         life = host.member
 
         def answer() -> None:
+            if not host.is_up or host.member != life:
+                return
             values = holder.serve(effect.digest)
-            if values is not None and host.is_up and host.member == life:
+            if values is None:
+                host.fetch_failed(effect, "it does not have the bytes")
+            else:
                 host.fetched(effect, values)
 
         def ask() -> None:

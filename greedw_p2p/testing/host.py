@@ -9,6 +9,7 @@ from greedw_p2p.config import Address, Config, Member
 from greedw_p2p.errors import PeerError
 from greedw_p2p.ids import (
     Ballot,
+    EntryId,
     EntryIndex,
     Incarnation,
     JobId,
@@ -31,6 +32,7 @@ from greedw_p2p.wire.messages import Contribution
 LOAD_US = 20_000
 APPLY_US = 300
 FIXED_US = 500
+FETCH_PHASE = "fetching the result"
 
 
 class Wires(Protocol):
@@ -81,8 +83,8 @@ class SimHost:
         self.unit_us = 20
         self.disk = Disk()
         self.node: Node | None = None
-        self.worker: SimWorker | None = None
-        self.worker_died = False
+        self.workers: dict[JobId, SimWorker] = {}
+        self.dead_jobs: set[JobId] = set()
         self.refusal = ""
         self.paused_until_us = 0
         self.notes: list[effects.Note] = []
@@ -141,12 +143,12 @@ class SimHost:
 
     def load_here(self, spec: JobSpec, state: StateDigest) -> None:
         """Load a job before it is submitted here, as a user's command does."""
-        self._new_worker(spec, state)
+        self.workers[spec.id] = SimWorker(spec, state)
 
     def kill_worker(self, job: JobId, reason: str) -> None:
-        """End the worker at once; what it was computing never comes."""
-        self.worker = None
-        self.worker_died = True
+        """End a job's worker at once; what it was computing never comes."""
+        del self.workers[job]
+        self.dead_jobs.add(job)
         self.deliver(events.WorkerFailed(job, reason))
 
     def bulk_arrived(
@@ -170,6 +172,11 @@ class SimHost:
         outcome = RoundOutcome(0, 0.0, 0)
         self.deliver(events.AttemptFinished(effect.index, effect.ballot, effect.digest, outcome))
 
+    def fetch_failed(self, effect: effects.FetchResult, reason: str) -> None:
+        """Tell the node that a result did not come."""
+        where = (effect.index, effect.ballot, effect.holder)
+        self._later(0, events.AttemptBroken(*where, FETCH_PHASE, reason))
+
     def bulk_lost(self, peer: NodeId) -> None:
         """Break the running attempt if it uses the edge to ``peer``."""
         attempt = self._attempt
@@ -184,7 +191,8 @@ class SimHost:
         self._later(0, events.AttemptBroken(order.index, order.ballot, peer, phase, reason))
 
     def _forget(self) -> None:
-        self.worker = None
+        self.workers.clear()
+        self.dead_jobs.clear()
         self._attempt = None
         self._early.clear()
         self._results.clear()
@@ -205,23 +213,18 @@ class SimHost:
                 self.disk.config = config
             case effects.LoadJob(spec, state, _):
                 self._load(spec, state)
-            case effects.UnloadJob():
-                self.worker = None
+            case effects.UnloadJob(job, _):
+                self.workers.pop(job, None)
             case effects.BeginAttempt():
                 self._begin(effect)
             case effects.CancelAttempt():
                 self._attempt = None
             case effects.FetchResult():
                 self._wires.fetch(self, effect)
-            case effects.ApplyResult() | effects.FlipState() if self.worker_died:
-                pass
-            case effects.ApplyResult(entry_id, digest, _, _, _):
-                assert self.worker is not None, "a result is applied where the job is loaded"
-                state = self.worker.apply(entry_id, self._results[digest])
-                self._applied_later(self.worker, events.StateApplied(entry_id, state))
+            case effects.ApplyResult(entry_id, digest, _, spec, _):
+                self._apply(spec.id, entry_id, digest)
             case effects.FlipState(entry_id):
-                assert self.worker is not None, "a state flips where the job is loaded"
-                self.worker.flip(entry_id)
+                self._flip(entry_id)
             case effects.Reply():
                 self.replies.append(effect)
             case effects.Note():
@@ -236,26 +239,39 @@ class SimHost:
         if self.refusal:
             self._later(LOAD_US, events.JobRefused(spec.id, self.refusal))
             return
-        self._new_worker(spec, state)
+        if spec.id not in self.workers:
+            self.workers[spec.id] = SimWorker(spec, state)
         self._later(LOAD_US, events.JobLoaded(spec, state))
 
-    def _new_worker(self, spec: JobSpec, state: StateDigest) -> None:
-        self.worker = SimWorker(spec, state)
-        self.worker_died = False
+    def _apply(self, job: JobId, entry_id: EntryId, digest: bytes) -> None:
+        if job in self.dead_jobs:
+            return
+        worker = self.workers.get(job)
+        assert worker is not None, f"{self.name} applies a result of {job}, which it has not loaded"
+        state = worker.apply(entry_id, self._results[digest])
 
-    def _applied_later(self, worker: SimWorker, applied: events.StateApplied) -> None:
-        """Tell the node of a new state, if the worker lives until it is computed."""
-        self._agenda.after(
-            APPLY_US, lambda: self.deliver(applied) if self.worker is worker else None
-        )
+        def applied() -> None:
+            if self.workers.get(job) is worker:
+                self.deliver(events.StateApplied(entry_id, state))
+
+        self._agenda.after(APPLY_US, applied)
+
+    def _flip(self, entry_id: EntryId) -> None:
+        computed = [w for w in self.workers.values() if w.second_of == entry_id]
+        assert computed or self.dead_jobs, f"{self.name} flips to a state it has not computed"
+        for worker in computed:
+            worker.flip(entry_id)
 
     def _begin(self, order: effects.BeginAttempt) -> None:
+        job = order.spec.id
+        lives = job in self.workers or job in self.dead_jobs
+        assert lives, f"{self.name} takes part in a round of {job}, which it has not loaded"
         attempt = self._attempt = SimAttempt.begun(self.node_id, order)
         _, units = order.plan.units_of(self.node_id)
         life = self._life
 
         def computed() -> None:
-            if life == self._life and self._attempt is attempt and not self.worker_died:
+            if life == self._life and self._attempt is attempt and job in self.workers:
                 self._computed(attempt)
 
         self._agenda.after(FIXED_US + units * self.unit_us, computed)

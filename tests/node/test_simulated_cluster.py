@@ -240,9 +240,7 @@ def test_job_is_refused_by_name_before_its_first_round_when_a_node_lacks_the_dat
 
 def test_job_is_refused_while_another_runs() -> None:
     cluster = training(3, seed=43, epochs=100)
-    worker = cluster.hosts[1].worker
     cluster.submit(1)
-    cluster.hosts[1].worker = worker
     cluster.run_until(lambda: cluster.hosts[1].replies != [], within_us=20 * SECOND_US)
     assert "is running; stop it first" in cluster.hosts[1].replies[-1].error
 
