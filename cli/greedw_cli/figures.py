@@ -1,5 +1,6 @@
 """Figures in words: units always, thousands separated, one style everywhere."""
 
+from collections.abc import Sequence
 from typing import Final
 
 _BYTE_UNITS: Final = ("B", "kB", "MB", "GB", "TB", "PB")
@@ -60,6 +61,11 @@ def percent(fraction: float | None, digits: int = 1) -> str:
 def loss(value: float | None) -> str:
     """Return a loss with three significant digits, or a dash where there is none yet."""
     return "-" if value is None else f"{value:#.3g}"
+
+
+def listing(names: Sequence[str]) -> str:
+    """Return ``a``, ``a and b``, ``a, b and c``."""
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
 def plural(count: int, noun: str) -> str:

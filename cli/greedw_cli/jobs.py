@@ -65,16 +65,20 @@ def train(
     _check(kind, lr, momentum)
     client = connect(context, state_dir, PREPARE_S)
     explain(f"Starting {kind}: every member loads the data and compiles its kernels ...")
-    answer = client.call(
-        "train",
-        kind=kind,
-        data_dir="" if data is None else str(data.absolute()),
-        epochs=epochs,
-        batch=batch,
-        learning_rate=lr,
-        momentum=momentum,
-        seed=seed,
-    )
+    try:
+        answer = client.call(
+            "train",
+            kind=kind,
+            data_dir="" if data is None else str(data.absolute()),
+            epochs=epochs,
+            batch=batch,
+            learning_rate=lr,
+            momentum=momentum,
+            seed=seed,
+        )
+    except KeyboardInterrupt:
+        explain("\nThe daemon may start the job nevertheless: greedw jobs shows whether it does.")
+        raise typer.Exit(exits.INTERRUPTED) from None
     if detach:
         _print_detached(answer, as_json=as_json)
     else:

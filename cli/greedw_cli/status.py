@@ -174,18 +174,29 @@ def _tree(topology: TopologyStatus) -> list[Line]:
 
 def _advice(node: NodeStatus, verdict: str) -> str:
     if verdict in {"frozen", "paused", "degraded"}:
-        names = ", ".join(member.name for member in _unwell(node.members)[:_NAMED_MAX])
-        if names:
-            return (
-                f"check that {names} is up and reaches {node.address}; work goes on when it is back"
-            )
-        return "read the reason above; the daemons' logs have the details"
+        return _advice_on_trouble(node)
     job = newest_job(node)
     if job is not None and job.state in {"running", "preparing"}:
         return "greedw topology shows the tree, greedw stop JOB ends the job"
     if len(node.members) == 1:
         return "greedw invite to add a machine, or greedw train mnist-2nn on this one alone"
     return "greedw train mnist-2nn"
+
+
+def _advice_on_trouble(node: NodeStatus) -> str:
+    names = [member.name for member in _unwell(node.members)[:_NAMED_MAX]]
+    if not names:
+        return "read the reason above; the daemons' logs have the details"
+    verbs = "is up and reaches" if len(names) == 1 else "are up and reach"
+    text = f"check that {figures.listing(names)} {verbs} {node.address}"
+    job = newest_job(node)
+    if job is None or job.state != "paused":
+        return text
+    # A connection that only broke, or a machine that slept, comes back as the same life.
+    return (
+        f"{text}; the job goes on when the same processes are heard again.\n"
+        f"If one has ended: greedw stop {job.id}, and train again"
+    )
 
 
 def _rounds_per_second(client: ControlClient, node: NodeStatus) -> float | None:
