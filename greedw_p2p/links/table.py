@@ -52,6 +52,10 @@ class LinkTable:
         """Return all cells, sorted by writer and peer."""
         return tuple(self._cells[key] for key in sorted(self._cells))
 
+    def nodes(self) -> frozenset[NodeId]:
+        """Return all nodes at either end of a measured link."""
+        return frozenset(node for key in self._cells for node in key)
+
     def newer_than(
         self, links: Iterable[LinkCell], members: Collection[NodeId] | None = None
     ) -> tuple[LinkCell, ...]:

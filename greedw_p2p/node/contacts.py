@@ -9,6 +9,9 @@ Rules:
 3. A new connection first exchanges all that both know; later news is told a bounded number of
    times to a few peers a tick, and one full exchange in ``FULL_EXCHANGE_TICKS`` mends losses.
 4. At most one probe is under way per node and tick, and none while an attempt runs.
+5. What was measured of a node goes when the node does: of a lost peer what is half done, of one
+   that is no member any more everything. A member takes no word of such a node from others, or
+   they would tell each other of it for ever.
 """
 
 from dataclasses import dataclass, field
@@ -77,8 +80,9 @@ class Contacts:
     def tick(self, *, quiet: bool) -> None:
         """Do what each tick asks for; ``quiet`` allows a probe."""
         self._ticks += 1
-        self._publish_cells()
         self._collect_targets()
+        self._forget_measurements()
+        self._publish_cells()
         self._dial()
         self._send_heartbeats()
         self._spread_news()
@@ -118,7 +122,7 @@ class Contacts:
         context = self._context
         for member in context.roster.merge(gossip.rumours):
             self._want(member)
-        for cell in context.links.merge(gossip.links):
+        for cell in context.links.merge(self._of_known_nodes(gossip.links)):
             self._cell_news.put((cell.writer, cell.peer), cell)
         if gossip.answer:
             self._tell_everything(sender, answer=False)
@@ -163,6 +167,28 @@ class Contacts:
                 continue
             if self._context.is_member and (gone or target.failures >= DIAL_TRIES_MAX):
                 del self._memory.targets[node]
+                self._memory.clocks.pop(target.member.id, None)
+                self._estimator.forget(node)
+
+    def _forget_measurements(self) -> None:
+        """Drop what is half done with lost peers, and now and then all of nodes that have gone."""
+        for node in sorted(self._memory.targets):
+            peer = self._context.peers.find(node)
+            if peer is None or not peer.connected:
+                self._receiver.forget(node)
+                self._schedule.forget(node)
+        if self._context.is_member and self._ticks % FULL_EXCHANGE_TICKS == 0:
+            self._context.links.forget(self._context.links.nodes() - self._known_nodes())
+
+    def _known_nodes(self) -> frozenset[NodeId]:
+        return frozenset((*self._memory.targets, self._context.me.node))
+
+    def _of_known_nodes(self, cells: tuple[LinkCell, ...]) -> tuple[LinkCell, ...]:
+        """Return the cells to take in; a newcomer, which knows nobody yet, takes all."""
+        if not self._context.is_member:
+            return cells
+        known = self._known_nodes()
+        return tuple(cell for cell in cells if cell.writer in known and cell.peer in known)
 
     def _dial(self) -> None:
         context = self._context

@@ -186,22 +186,61 @@ class ShapedLink:
         return times
 
 
+class Measured:
+    """Sender, receiver and table of one link, run in steps of a tick."""
+
+    def __init__(self) -> None:
+        self.table = LinkTable()
+        self.probes = 0
+        self._schedule, self._receiver = ProbeSchedule(ME), ProbeReceiver()
+        self._estimator = LinkEstimator(PEER, Incarnation(1))
+
+    def run(self, link: ShapedLink, start_us: int, stop_us: int) -> None:
+        for now_us in range(start_us, stop_us, TICK_US):
+            probe = self._schedule.due([PEER], self.table, now_us)
+            if probe is None:
+                continue
+            self.probes += 1
+            pieces = _pieces(probe)
+            for piece, at_us in zip(pieces, link.arrivals(pieces, now_us), strict=True):
+                sample = self._receiver.arrived(ME, piece, at_us)
+                if sample is not None:
+                    self._estimator.add_transfer(ME, sample.nbytes, sample.elapsed_us, at_us)
+            self.table.merge(self._estimator.cells())
+
+    def cell(self) -> LinkCell:
+        cell = self.table.get(writer=PEER, peer=ME)
+        assert cell is not None
+        return cell
+
+    def rate(self) -> float:
+        return MIB / cost_ns_per_mib(self.cell().cost) * 1e9
+
+
 @pytest.mark.parametrize("mbit", [10, 50, 100, 200, 400, 800])
 def test_probes_find_a_shaped_links_rate_within_fifteen_percent(mbit: int) -> None:
-    rate = mbit * 125_000.0
-    link = ShapedLink(rate, burst=50_000)
-    schedule, receiver = ProbeSchedule(ME), ProbeReceiver()
-    estimator, table = LinkEstimator(PEER, Incarnation(1)), LinkTable()
-    for now_us in range(0, 30_000_000, TICK_US):
-        probe = schedule.due([PEER], table, now_us)
-        if probe is None:
-            continue
-        pieces = _pieces(probe)
-        for piece, at_us in zip(pieces, link.arrivals(pieces, now_us), strict=True):
-            sample = receiver.arrived(ME, piece, at_us)
-            if sample is not None:
-                estimator.add_transfer(ME, sample.nbytes, sample.elapsed_us, at_us)
-        table.merge(estimator.cells())
-    cell = table.get(writer=PEER, peer=ME)
-    assert cell is not None
-    assert MIB / cost_ns_per_mib(cell.cost) * 1e9 == pytest.approx(rate, rel=0.15)
+    measured = Measured()
+    measured.run(ShapedLink(mbit * 125_000.0, burst=50_000), 0, 30_000_000)
+    assert measured.rate() == pytest.approx(mbit * 125_000.0, rel=0.15)
+
+
+def test_a_link_that_was_slow_once_is_found_fast_when_its_value_is_stale() -> None:
+    measured = Measured()
+    slow, fast = (ShapedLink(mbit * 125_000.0, burst=50_000) for mbit in (10, 200))
+    measured.run(slow, 0, 30_000_000)
+    before, probes = measured.cell(), measured.probes
+    # Nothing asks anew while the value is fresh, and the peer's word stays as it is.
+    measured.run(fast, 30_000_000, STALE_AFTER_US)
+    assert (measured.cell(), measured.probes) == (before, probes)
+    measured.run(fast, STALE_AFTER_US, STALE_AFTER_US + 60_000_000)
+    assert measured.rate() == pytest.approx(200 * 125_000.0, rel=0.15)
+
+
+def test_a_slow_link_that_stays_slow_is_asked_anew_every_ten_minutes() -> None:
+    measured = Measured()
+    slow = ShapedLink(10 * 125_000.0, burst=50_000)
+    measured.run(slow, 0, 30_000_000)
+    before, probes = measured.cell(), measured.probes
+    measured.run(slow, 30_000_000, 2 * STALE_AFTER_US)
+    assert measured.cell() == before
+    assert measured.probes == probes + PROBES_OF_LAST_SIZE

@@ -77,6 +77,7 @@ def test_forgetting_a_node_drops_what_it_wrote_and_what_was_written_of_it() -> N
     table = LinkTable([_cell(0, 1), _cell(1, 0), _cell(2, 1), _cell(2, 0)])
     table.forget({NODES[1]})
     assert table.cells() == (_cell(2, 0),)
+    assert table.nodes() == {NODES[0], NODES[2]}
 
 
 def test_cells_of_others_than_members_are_not_offered_as_news() -> None:
