@@ -10,7 +10,7 @@ import json
 import os
 import socket
 import struct
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -37,9 +37,13 @@ log = get_logger()
 class ControlServer:
     """Serves the control socket in a state directory."""
 
-    def __init__(self, directory: Path, handler: Handler) -> None:
+    def __init__(
+        self, directory: Path, handler: Handler, *, abandonable: Collection[str] = ()
+    ) -> None:
+        """Serve calls by ``handler``; those named ``abandonable`` end with their connection."""
         self._path = directory / CONTROL_SOCKET
         self._handler = handler
+        self._abandonable = abandonable
         self._server: asyncio.Server | None = None
         self._tasks = TaskSet()
 
@@ -80,9 +84,12 @@ class ControlServer:
         self._tasks.start(self._serve(reader, writer), "control connection")
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        upcoming = asyncio.ensure_future(reader.readline())
         try:
-            while line := await self._next_line(reader):
-                writer.write(await self._answer(line))
+            while line := await _within(IDLE_S, upcoming):
+                # Read on meanwhile: the end of the connection must be noticed during a call.
+                upcoming = asyncio.ensure_future(reader.readline())
+                writer.write(await self._answer(line, upcoming))
                 async with asyncio.timeout(WRITE_S):
                     await writer.drain()
         except TimeoutError:
@@ -92,20 +99,18 @@ class ControlServer:
         except OSError:
             pass  # the command was interrupted
         finally:
+            upcoming.cancel()
             with contextlib.suppress(OSError):
                 writer.close()
 
-    @staticmethod
-    async def _next_line(reader: asyncio.StreamReader) -> bytes:
-        async with asyncio.timeout(IDLE_S):
-            return await reader.readline()
-
-    async def _answer(self, line: bytes) -> bytes:
+    async def _answer(self, line: bytes, upcoming: "asyncio.Future[bytes]") -> bytes:
         try:
             name, arguments = _parse(line)
-            result = await self._handler(name, arguments)
+            result = await self._carry_out(name, arguments, upcoming)
         except GreedwError as error:
             return _failure(error)
+        except ConnectionAbortedError:
+            raise
         except Exception as error:
             # A bug of ours: it is in the log with its trace, and whoever asked must not be left
             # without an answer.
@@ -117,6 +122,34 @@ class ControlServer:
                 )
             )
         return json.dumps({"ok": True, "result": result}).encode() + b"\n"
+
+    async def _carry_out(
+        self, name: str, arguments: dict[str, Any], upcoming: "asyncio.Future[bytes]"
+    ) -> dict[str, Any]:
+        """Make the call; give it up if it may be given up and the connection ends."""
+        call = asyncio.ensure_future(self._handler(name, arguments))
+        try:
+            if name in self._abandonable:
+                await asyncio.wait((call, upcoming), return_when=asyncio.FIRST_COMPLETED)
+                if not call.done() and _has_ended(upcoming):
+                    log.info("call abandoned", call=name)
+                    raise ConnectionAbortedError
+            return await call
+        finally:
+            call.cancel()
+            await asyncio.wait((call,))
+
+
+async def _within(limit_s: float, reading: "asyncio.Future[bytes]") -> bytes:
+    async with asyncio.timeout(limit_s):
+        return await reading
+
+
+def _has_ended(reading: "asyncio.Future[bytes]") -> bool:
+    """Tell whether a connection was closed, by what reading on gave."""
+    if not reading.done():
+        return False
+    return reading.cancelled() or reading.exception() is not None or not reading.result()
 
 
 def _parse(line: bytes) -> tuple[str, dict[str, Any]]:

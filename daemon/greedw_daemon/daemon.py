@@ -56,6 +56,9 @@ CONTACTS_MAX: Final = 64
 
 _UNPREPARED_HINT: Final = "greedw init makes a new cluster, greedw join TOKEN enters one"
 
+_ABANDONABLE: Final = frozenset({"train"})
+"""Calls that end when the command that made them is interrupted."""
+
 Call = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 
 log = get_logger()
@@ -71,7 +74,7 @@ class Daemon:
         self._notifier = notifier
         self._invites = InviteBook(directory, random_bytes=os.urandom)
         self._listener = Listener(self)
-        self._control = ControlServer(directory.path, self._call)
+        self._control = ControlServer(directory.path, self._call, abandonable=_ABANDONABLE)
         self._address: Address | None = None
         self._runtime: NodeRuntime | None = None
         self._warm: asyncio.Future[None] | None = None
@@ -130,7 +133,8 @@ class Daemon:
         self._warm.result()
         record = self._directory.cluster()
         async with self._membership:
-            if record is not None and self._runtime is None:
+            wanted = record is not None and not self._stop_asked.is_set()
+            if wanted and self._runtime is None:
                 self._begin_life()
         log.info(
             "daemon started",
@@ -337,9 +341,12 @@ class Daemon:
         async with self._membership:
             runtime = self._prepared()
             await runtime.leave()
+            try:
+                await runtime.close()
+            finally:
+                # Also if the daemon is told to stop just now: the node has left.
+                self._directory.forget_cluster()
             self._runtime = None
-            await runtime.close()
-            self._directory.forget_cluster()
             self._invites = InviteBook(self._directory, random_bytes=os.urandom)
             log.info("left the cluster", cluster=runtime.record.name)
         return {"cluster_name": runtime.record.name}

@@ -108,9 +108,9 @@ class HostedJob:
         self._flip_due: EntryId | None = None
 
     @property
-    def is_running(self) -> bool:
-        """Tell whether the job has taken part in an attempt and can go on."""
-        return self._is_ready and self._running is not None
+    def is_ready(self) -> bool:
+        """Tell whether the worker has the job and can go on."""
+        return self._is_ready
 
     # -- its beginning and its end -------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from greedw_p2p.errors import DaemonError, DataSetError, JobError, WorkerError
 from greedw_p2p.ids import EntryId, JobId, StateDigest
 from greedw_p2p.jobs.spec import JobSpec
 from greedw_p2p.node.effects import ApplyResult, BeginAttempt, FetchResult, LoadJob
-from greedw_p2p.node.events import AttemptFinished, JobRefused
+from greedw_p2p.node.events import AttemptFinished, JobRefused, WorkerFailed
 from greedw_p2p.node.status import JobStatus
 
 HOSTED_MAX: Final = 4
@@ -107,7 +107,7 @@ class JobHosts:
 
     def fetch_result(self, order: FetchResult) -> None:
         """Fetch a result's bytes for the job that runs."""
-        for hosted in self._running():
+        for hosted in self._ready():
             self._tasks.start(hosted.fetch_result(order), "fetch result")
 
     def apply(self, order: ApplyResult) -> None:
@@ -116,12 +116,12 @@ class JobHosts:
 
     def flip(self, entry_id: EntryId) -> None:
         """Make the state after an entry the current one."""
-        for hosted in self._running():
+        for hosted in self._ready():
             hosted.flip(entry_id)
 
     def note_result(self, finished: AttemptFinished) -> None:
         """Remember that an attempt's result is whole."""
-        for hosted in self._running():
+        for hosted in self._ready():
             hosted.note_result(finished)
 
     def content(self, digest: bytes) -> memoryview | None:
@@ -147,14 +147,17 @@ class JobHosts:
         if not loaded:
             self._jobs.pop(hosted.id, None)
 
-    def _running(self) -> list[HostedJob]:
-        """Return the jobs that have taken part in an attempt, newest last: one in practice."""
-        return [hosted for hosted in self._jobs.values() if hosted.is_running]
+    def _ready(self) -> list[HostedJob]:
+        """Return the jobs whose workers can go on: one in practice, since one runs at a time."""
+        return [hosted for hosted in self._jobs.values() if hosted.is_ready]
 
     def _with(self, job: JobId, work: Callable[[HostedJob], None]) -> None:
         hosted = self._jobs.get(job)
         if hosted is None:
+            # For instance a user gave up a job that was entering the log at that moment. The node
+            # must hear of it, or all would wait for this node's share.
             log.error("job has no worker here", job=job)
+            self._around.post(WorkerFailed(job, "its worker was ended before the job began"))
             return
         work(hosted)
 

@@ -269,3 +269,33 @@ def test_join_with_a_mistyped_token_touches_nothing_but_the_directory(tmp_path: 
     assert time.monotonic() - begin < 1
     with StateDir.open(tmp_path) as directory:
         assert directory.cluster() is None
+
+
+def test_abandoned_call_ends_and_others_are_finished(tmp_path: Path) -> None:
+    begun, ended, finished = (asyncio.Event() for _ in range(3))
+
+    async def wait(name: str, _: dict[str, Any]) -> dict[str, Any]:
+        begun.set()
+        try:
+            await asyncio.sleep(60 if name == "train" else 0.1)
+        except asyncio.CancelledError:
+            ended.set()
+            raise
+        finished.set()
+        return {}
+
+    async def main() -> None:
+        server = ControlServer(tmp_path, wait, abandonable={"train"})
+        await server.open()
+        async with asyncio.timeout(20):
+            for name in ("train", "leave"):
+                _, writer = await asyncio.open_unix_connection(str(tmp_path / CONTROL_SOCKET))
+                writer.write(json.dumps({"call": name}).encode() + b"\n")
+                begun.clear()
+                await begun.wait()
+                writer.close()
+            await ended.wait()
+            await finished.wait()
+        await server.close()
+
+    uvloop.run(main())
