@@ -234,9 +234,12 @@ class LocalCluster:
         """
         deadline_s = time.monotonic() + timeout_s
         while True:
-            result = condition()
-            if result:
-                return result
+            try:
+                if result := condition():
+                    return result
+            except DaemonError:
+                self.check_running(what)  # if that is why, its log says more
+                raise
             self.check_running(what)
             if time.monotonic() > deadline_s:
                 raise DaemonError(
