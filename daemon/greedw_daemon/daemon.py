@@ -28,7 +28,7 @@ from greedw_daemon.settings import Settings
 from greedw_daemon.state_dir import StateDir
 from greedw_daemon.tasks import TaskSet
 from greedw_p2p.config import Address
-from greedw_p2p.errors import DaemonError
+from greedw_p2p.errors import DaemonError, StateDirError
 from greedw_p2p.invitation import Invitation, format_token, hash_of_cluster
 from greedw_p2p.kernels import summation
 from greedw_p2p.limits import TICK_US
@@ -77,6 +77,7 @@ class Daemon:
         self._control = ControlServer(directory.path, self._call, abandonable=_ABANDONABLE)
         self._address: Address | None = None
         self._runtime: NodeRuntime | None = None
+        self._leaving: NodeRuntime | None = None
         self._warm: asyncio.Future[None] | None = None
         self._membership = asyncio.Lock()
         self._stop_asked = asyncio.Event()
@@ -159,7 +160,8 @@ class Daemon:
             self._runtime = None
         await self._tasks.close()
         self._directory.close()
-        log.info("daemon stopped", reason=self._failure or "as asked")
+        if self._stop_asked.is_set():
+            log.info("daemon stopped", reason=self._failure or "as asked")
 
     def _watch_signals(self) -> None:
         loop = asyncio.get_running_loop()
@@ -207,7 +209,7 @@ class Daemon:
     async def _watch(self, runtime: NodeRuntime) -> None:
         """End the process when its node ends of itself."""
         stopped: Stopped = await asyncio.shield(runtime.ended)
-        if self._is_stopping or runtime is not self._runtime or self._membership.locked():
+        if self._is_stopping or runtime is not self._runtime or runtime is self._leaving:
             return
         self._failure = stopped.reason
         log.error("node stopped", reason=stopped.reason, failed=stopped.failed)
@@ -256,7 +258,11 @@ class Daemon:
     async def _redeem(self, runtime: NodeRuntime, hello: Hello, stream: HandshakeStream) -> None:
         frame = await stream.read()
         request = decode(frame.kind, frame.header, (JoinRequest,))
-        refused = self._invites.redeem(request, hello.member.node, time.time())
+        try:
+            refused = self._invites.redeem(request, hello.member.node, time.time())
+        except StateDirError as error:
+            log.error("invitation could not be used up", reason=str(error))  # noqa: TRY400 - no bug
+            refused = Refused(RefusalCode.BUSY, "it cannot write its state directory")
         if refused is not None:
             log.warning(
                 "invitation refused",
@@ -339,14 +345,18 @@ class Daemon:
         del arguments
         self._prepared()
         async with self._membership:
-            runtime = self._prepared()
-            await runtime.leave()
+            runtime = self._leaving = self._prepared()
+            try:
+                await runtime.leave()
+            except DaemonError:
+                self._leaving = None
+                raise
             try:
                 await runtime.close()
             finally:
                 # Also if the daemon is told to stop just now: the node has left.
                 self._directory.forget_cluster()
-            self._runtime = None
+            self._runtime = self._leaving = None
             self._invites = InviteBook(self._directory, random_bytes=os.urandom)
             log.info("left the cluster", cluster=runtime.record.name)
         return {"cluster_name": runtime.record.name}

@@ -84,7 +84,7 @@ class NodeRuntime:
         self._is_scheduled = False
         self._is_persisting = False
         self._is_reading_paused = False
-        self._is_closed = False
+        self._is_halted = False
         self._replies: dict[int, asyncio.Future[fx.Reply]] = {}
         self._requests = 0
         self._writing: asyncio.Future[None] | None = None
@@ -152,7 +152,7 @@ class NodeRuntime:
 
     async def close(self) -> None:
         """End everything of this life: jobs, connections, tasks."""
-        self._is_closed = True
+        self._is_halted = True
         self._inbox.clear()
         self._effects.clear()
         for reply in self._replies.values():
@@ -172,7 +172,7 @@ class NodeRuntime:
 
     def post(self, event: events.Event) -> None:
         """Give the node an event; it is handled soon, not now."""
-        if self._is_closed:
+        if self._is_halted:
             return
         self._inbox.append(event)
         if len(self._inbox) > INBOX_EVENTS_MAX and not self._is_reading_paused:
@@ -186,7 +186,7 @@ class NodeRuntime:
         return len(self._inbox)
 
     def _schedule(self) -> None:
-        if not self._is_scheduled and not self._is_persisting and not self._is_closed:
+        if not self._is_scheduled and not self._is_persisting and not self._is_halted:
             self._is_scheduled = True
             asyncio.get_running_loop().call_soon(self._turn)
 
@@ -198,12 +198,13 @@ class NodeRuntime:
         except Exception as error:
             # Whatever it is, the machine is not sound any more, and must not vote again.
             log.exception("node failed")
+            self._is_halted = True
             self._stop(fx.Stopped(f"internal error: {error!r}", failed=True))
 
     def _handle_some(self) -> None:
         for _ in range(EVENTS_PER_TURN):
             while self._effects:
-                if self._is_closed:
+                if self._is_halted:
                     return
                 effect = self._effects.popleft()
                 if isinstance(effect, fx.Persist):
@@ -211,7 +212,7 @@ class NodeRuntime:
                     self._tasks.start(self._persist(effect), "persist")
                     return
                 self._perform(effect)
-            if self._is_closed or not self._inbox:
+            if self._is_halted or not self._inbox:
                 break
             self._effects.extend(self._node.handle(self._inbox.popleft(), _now_us()))
         if self._is_reading_paused and len(self._inbox) < INBOX_EVENTS_MAX // 2:
@@ -269,6 +270,8 @@ class NodeRuntime:
             case fx.Committed():
                 log.debug("entry committed", entry=effect.index, kind=effect.kind.value)
             case fx.Stopped():
+                # One that left says its last words; one that broke must not say another.
+                self._is_halted = effect.failed
                 self._stop(effect)
 
     def _stop(self, stopped: fx.Stopped) -> None:
