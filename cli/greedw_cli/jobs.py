@@ -64,25 +64,26 @@ def train(
     """Train a model on all members together, and follow it to the end."""
     _check(kind, lr, momentum)
     client = connect(context, state_dir, PREPARE_S)
-    explain(f"Starting {kind}: every member loads the data and compiles its kernels ...")
+    order = {
+        "kind": kind,
+        "data_dir": "" if data is None else str(data.absolute()),
+        "epochs": epochs,
+        "batch": batch,
+        "learning_rate": lr,
+        "momentum": momentum,
+        "seed": seed,
+    }
+    submission = _Submission(client, order)
     try:
-        answer = client.call(
-            "train",
-            kind=kind,
-            data_dir="" if data is None else str(data.absolute()),
-            epochs=epochs,
-            batch=batch,
-            learning_rate=lr,
-            momentum=momentum,
-            seed=seed,
-        )
+        explain(f"Starting {kind}: every member loads the data and compiles its kernels ...")
+        answer = submission.send()
+        if detach:
+            _print_detached(answer, as_json=as_json)
+        else:
+            _follow_to_the_end(client, submission.job, as_json=as_json, embedded=data is None)
     except KeyboardInterrupt:
-        explain("\nThe daemon may start the job nevertheless: greedw jobs shows whether it does.")
+        submission.explain_interruption()
         raise typer.Exit(exits.INTERRUPTED) from None
-    if detach:
-        _print_detached(answer, as_json=as_json)
-    else:
-        _follow_to_the_end(client, str(answer["job"]), as_json=as_json, embedded=data is None)
 
 
 def jobs(context: typer.Context, *, as_json: AsJson = False, state_dir: StateDir = None) -> None:
@@ -127,6 +128,29 @@ def stop(
     print_line(f"The job {job} is stopped.")
 
 
+class _Submission:
+    """A job on its way to the daemon; ``job`` is its id, empty until the daemon has told it."""
+
+    def __init__(self, client: ControlClient, order: dict[str, Any]) -> None:
+        self._client = client
+        self._order = order
+        self.job = ""
+
+    def send(self) -> dict[str, Any]:
+        """Submit the job, and return the daemon's answer."""
+        answer = self._client.call("train", **self._order)
+        self.job = str(answer["job"])
+        return answer
+
+    def explain_interruption(self) -> None:
+        """Say what becomes of the job that nobody follows any more."""
+        if self.job:
+            explain(f"\nThe job {self.job} goes on without this command.")
+            explain(f"greedw status shows it, greedw stop {self.job} ends it.")
+        else:
+            explain("\nThe daemon may have started the job nevertheless: see greedw jobs.")
+
+
 class _Jobs(msgspec.Struct, frozen=True):
     jobs: tuple[JobStatus, ...]
 
@@ -153,13 +177,8 @@ def _follow_to_the_end(
 ) -> None:
     console = make_console(stderr=as_json)
     begin_s = time.monotonic()
-    try:
-        with Reporter(console) as reporter:
-            job = follow(client, job_id, reporter, Pace())
-    except KeyboardInterrupt:
-        explain(f"\nThe job {job_id} goes on without this command.")
-        explain(f"greedw status shows it, greedw stop {job_id} ends it.")
-        raise typer.Exit(exits.INTERRUPTED) from None
+    with Reporter(console) as reporter:
+        job = follow(client, job_id, reporter, Pace())
     if as_json:
         print_json({"schema": SCHEMA, "job": msgspec.to_builtins(job)})
     elif job.state == "finished":

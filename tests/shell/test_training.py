@@ -151,6 +151,8 @@ def test_ctrl_c_ends_only_the_following_and_the_job_goes_on(
         "train", "mnist-2nn", "--epochs", 50, "--state-dir", four.first.state_dir
     )
     job = four.wait_for(lambda: running_job(four.first), TRAIN_S, "the job to run")
+    assert following.stdout is not None
+    assert following.stdout.readline().startswith("round ")
     following.send_signal(signal.SIGINT)
     _, err = following.communicate(timeout=10)
     assert following.returncode == 130
