@@ -41,8 +41,8 @@ MESSAGE_ITEMS_MAX: Final = 65_536
 RECEIVE_SLOTS: Final = 8
 """Chunks of one child that may wait to be summed; a child with full slots is not read."""
 
-RESULTS_KEPT: Final = 8
-"""Newest committed entries whose digests are kept to compare with peers."""
+ENTRIES_KEPT: Final = 8
+"""Newest committed entries that are kept for peers that are behind."""
 
 HELD_MESSAGES_MAX: Final = 8
 """Messages of later entries held back until this node has caught up, per peer."""

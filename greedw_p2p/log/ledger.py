@@ -14,7 +14,7 @@ from greedw_p2p.ids import (
     NodeId,
 )
 from greedw_p2p.jobs.spec import JobPhase, JobState
-from greedw_p2p.limits import RESULTS_KEPT
+from greedw_p2p.limits import ENTRIES_KEPT
 from greedw_p2p.log.entry import Entry, EntryKind
 from greedw_p2p.plan.fold import genesis_view, next_view
 from greedw_p2p.view import View, ViewDelta
@@ -47,7 +47,7 @@ class Ledger:
         self.entry = entry
         self.entry_id = entry.id()
         self.view = view
-        self._recent: deque[Entry] = deque([entry], maxlen=RESULTS_KEPT)
+        self._recent: deque[Entry] = deque([entry], maxlen=ENTRIES_KEPT)
         self._folded: tuple[Config, ViewDelta, View] | None = None
         self._ended: deque[JobState] = deque(maxlen=JOBS_KEPT)
 
@@ -101,9 +101,7 @@ class Ledger:
     def commit(self, entry: Entry) -> None:
         """Append a chosen entry."""
         assert self.is_next(entry.index, entry.previous), "entries form a chain"
-        before = self.entry.job
-        if before is not None and (entry.job is None or entry.job.spec.id != before.spec.id):
-            self._ended.append(before)
+        self._remember_job(entry)
         self.view = self.view_after(entry.config, entry.delta)
         self._folded = None
         self.entry = entry
@@ -113,6 +111,7 @@ class Ledger:
     def adopt(self, entry: Entry, view: View) -> None:
         """Jump to a later entry of the same lineage, together with the view after it."""
         assert entry.index > self.index, "catching up never lowers the index"
+        self._remember_job(entry)
         self.entry = entry
         self.entry_id = entry.id()
         self.view = view
@@ -125,3 +124,9 @@ class Ledger:
         kept = tuple(entry for entry in self._recent if entry.index > index)
         complete = bool(kept) and kept[0].index == index + 1
         return kept if complete else ()
+
+    def _remember_job(self, entry: Entry) -> None:
+        """Keep the newest job for people if ``entry`` replaces it by another."""
+        before = self.entry.job
+        if before is not None and (entry.job is None or entry.job.spec.id != before.spec.id):
+            self._ended.append(before)

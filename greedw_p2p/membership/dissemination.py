@@ -27,6 +27,10 @@ class TransmitQueue(Generic[KeyT, ItemT]):
         """Queue an item; what was queued under its key is forgotten."""
         self._items[key] = (0, item)
 
+    def drop(self, key: KeyT) -> None:
+        """Tell what is queued under a key no more."""
+        self._items.pop(key, None)
+
     def take(self, count: int, group: int) -> tuple[ItemT, ...]:
         """Return up to ``count`` items for one message to a member of a group of ``group``.
 

@@ -75,6 +75,10 @@ class Peers:
         known.heartbeat = None
         return True
 
+    def forget(self, node: NodeId) -> None:
+        """Forget a node that was met."""
+        self._peers.pop(node, None)
+
     def heard(self, sender: MemberId, heartbeat: Heartbeat | None, now_us: int) -> None:
         """Note that a peer spoke."""
         known = self.get(sender)

@@ -10,6 +10,7 @@ Rules, after SWIM (Das et al., DSN 2002):
 
 from greedw_p2p.config import Member
 from greedw_p2p.ids import NodeId
+from greedw_p2p.limits import MEMBERS_MAX
 from greedw_p2p.membership.dissemination import TransmitQueue
 from greedw_p2p.membership.rumour import Liveness, Rumour
 
@@ -57,9 +58,23 @@ class Roster:
         """Return what is believed of a node, None if it was never heard of."""
         return self._rumours.get(node)
 
+    def __len__(self) -> int:
+        return len(self._rumours)
+
+    def least_alive_first(self) -> tuple[NodeId, ...]:
+        """Return the other nodes, those that left or died first."""
+        others = (rumour for node, rumour in self._rumours.items() if node != self._me.node)
+        order = sorted(others, key=lambda rumour: (-rumour.liveness, rumour.member.node))
+        return tuple(rumour.member.node for rumour in order)
+
+    def forget(self, node: NodeId) -> None:
+        """Believe nothing of a node, until it is heard of again."""
+        self._rumours.pop(node, None)
+        self._news.drop(node)
+
     def everything(self) -> tuple[Rumour, ...]:
-        """Return all beliefs, sorted by node."""
-        return tuple(self._rumours[node] for node in sorted(self._rumours))
+        """Return all beliefs that one message takes, sorted by node."""
+        return tuple(self._rumours[node] for node in sorted(self._rumours)[:MEMBERS_MAX])
 
     def news(self) -> tuple[Rumour, ...]:
         """Return what one message should carry."""

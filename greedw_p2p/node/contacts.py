@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from greedw_p2p.config import Member
 from greedw_p2p.ids import NO_ENTRY, NO_STATE, EntryIndex, MemberId, NodeId
-from greedw_p2p.limits import TICK_US
+from greedw_p2p.limits import MEMBERS_MAX, TICK_US
 from greedw_p2p.links.cell import LinkCell
 from greedw_p2p.links.estimate import LinkEstimator
 from greedw_p2p.links.probe import ProbeReceiver, ProbeSchedule
@@ -81,10 +81,11 @@ class Contacts:
         """Do what each tick asks for; ``quiet`` allows a probe."""
         self._ticks += 1
         self._collect_targets()
+        self._forget_strangers()
         self._forget_measurements()
         self._publish_cells()
         self._dial()
-        self._send_heartbeats()
+        self.send_heartbeats()
         self._spread_news()
         self._ask_for_entries()
         if quiet:
@@ -98,6 +99,10 @@ class Contacts:
         self._memory.targets[member.node].failures = 0
         context.out.send(member.id, self._heartbeat_for(member.id))
         self._tell_everything(member.id, answer=True)
+
+    def disconnected(self, peer: MemberId) -> None:
+        """Forget the clock that was read over the connection."""
+        self._memory.clocks.pop(peer, None)
 
     def dial_failed(self, node: NodeId) -> None:
         """Wait longer before the next try."""
@@ -167,8 +172,24 @@ class Contacts:
                 continue
             if self._context.is_member and (gone or target.failures >= DIAL_TRIES_MAX):
                 del self._memory.targets[node]
-                self._memory.clocks.pop(target.member.id, None)
                 self._estimator.forget(node)
+
+    def _forget_strangers(self) -> None:
+        """Keep the roster within one message; members and who is connected stay in it."""
+        context = self._context
+        config = context.config
+        spare = len(context.roster) - MEMBERS_MAX
+        for node in context.roster.least_alive_first() if spare > 0 else ():
+            peer = context.peers.find(node)
+            is_member = config is not None and config.find(node) is not None
+            if is_member or (peer is not None and peer.connected):
+                continue
+            context.roster.forget(node)
+            context.peers.forget(node)
+            self._memory.targets.pop(node, None)
+            spare -= 1
+            if spare == 0:
+                return
 
     def _forget_measurements(self) -> None:
         """Drop what is half done with lost peers, and now and then all of nodes that have gone."""
@@ -200,7 +221,8 @@ class Contacts:
             self.dial_failed(node)
             context.out.emit(Dial(node, target.member.address))
 
-    def _send_heartbeats(self) -> None:
+    def send_heartbeats(self) -> None:
+        """Tell every connected peer how this node is."""
         for peer in self._connected():
             self._context.out.send(peer.member.id, self._heartbeat_for(peer.member.id))
 

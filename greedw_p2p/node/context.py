@@ -79,9 +79,30 @@ class Context:
 
     @property
     def is_blind(self) -> bool:
-        """Tell whether the running job is one whose state cannot be computed here any more."""
+        """Tell whether the running job is one whose state this node does not compute."""
         job = None if self.ledger is None else self.ledger.running_job
-        return job is not None and job.spec.id == self.lost_job
+        return job is not None and not self.computes(job.spec.id)
+
+    def computes(self, job: JobId) -> bool:
+        """Tell whether this node takes part in a job: a member whose worker has not failed."""
+        return self.is_member and job != self.lost_job
+
+    @property
+    def leader(self) -> MemberId | None:
+        """The leader of the next entry, as far as known here."""
+        member = None if self.ledger is None else self.ledger.config.find(self.ledger.leader)
+        return None if member is None else member.id
+
+    @property
+    def leader_acts(self) -> bool:
+        """Tell whether the leader is heard and hears a quorum, so that it does what is asked."""
+        leader = self.leader
+        if leader is None or not self.peers.is_reachable(leader):
+            return False
+        if leader == self.id:
+            return self.hears_quorum
+        peer = self.peers.get(leader)
+        return peer is not None and peer.heartbeat is not None and peer.heartbeat.hears_quorum
 
     @property
     def hears_quorum(self) -> bool:

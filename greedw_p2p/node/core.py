@@ -11,6 +11,7 @@ from collections import deque
 
 from greedw_p2p.config import Config, Member
 from greedw_p2p.ids import EntryId, EntryIndex, LineageId, MemberId
+from greedw_p2p.jobs.spec import JobPhase
 from greedw_p2p.limits import HELD_MESSAGES_MAX, MEMBERS_MAX
 from greedw_p2p.links.table import LinkTable
 from greedw_p2p.log.entry import Entry
@@ -30,6 +31,7 @@ from greedw_p2p.node.outbox import Outbox
 from greedw_p2p.node.report import report_status
 from greedw_p2p.node.status import NodeStatus
 from greedw_p2p.node.voting import Voting
+from greedw_p2p.view import View
 from greedw_p2p.wire import messages as m
 
 InstanceMessage = m.Prepare | m.Promise | m.Start | m.Accept | m.Ack | m.Nack | m.Broken | m.Commit
@@ -122,6 +124,9 @@ class Node:
                 self._desk.stop(event)
             case events.Leave(request):
                 self._departure.begin(request)
+                # Before this node can be gone: the others tell a leave from a loss by it.
+                self._contacts.send_heartbeats()
+                self._departure.tick()
 
     def _tick(self, lag_us: int) -> None:
         context = self._context
@@ -130,7 +135,7 @@ class Node:
             self._note_loss(peer.member, "silent")
         attempt = None if self._voting.open is None else self._voting.open.attempt
         self._contacts.tick(quiet=attempt is None)
-        self._desk.tick(self._leader(), leads=self._leading.leads)
+        self._desk.tick(leads=self._leading.leads)
         self._voting.tick()
         self._leading.tick()
         self._departure.tick()
@@ -149,6 +154,7 @@ class Node:
         known = self._context.peers.get(peer)
         if known is not None and self._context.peers.disconnected(peer, reason):
             self._held.pop(peer, None)
+            self._contacts.disconnected(peer)
             self._context.roster.declare(known.member, Liveness.SUSPECT)
             self._note_loss(known.member, reason)
 
@@ -280,26 +286,25 @@ class Node:
         """Catch up: entry by entry where possible, else by the newest one and its view."""
         context = self._context
         if message.from_view is not None and len(message.entries) == 1:
-            self._jump(message.entries[0], message)
+            self._jump(message.entries[0], message.from_view)
             return
+        if message.entries:
+            self._voting.on_later(message.entries[-1])
         for entry in message.entries:
             ledger = context.ledger
             if ledger is not None and ledger.is_next(entry.index, entry.previous):
                 self._voting.on_commit(entry)
 
-    def _jump(self, entry: Entry, message: m.Entries) -> None:
+    def _jump(self, entry: Entry, view: View) -> None:
+        """Take a later entry over; a member does so only where it owes no state to a job."""
         context = self._context
-        view = message.from_view
-        if view is None or entry.lineage != context.lineage:
+        if entry.lineage != context.lineage:
             return
-        if context.ledger is None:
-            context.ledger = Ledger(entry, view)
-        elif entry.index > context.ledger.index and context.id not in context.ledger.config:
-            context.ledger.adopt(entry, view)
-        else:
-            return
-        self._voting.adopt()
-        self._replay_held()
+        idle = entry.job is None or entry.job.phase is not JobPhase.RUNNING
+        if context.ledger is None or (
+            entry.index > context.ledger.index and (idle or not context.is_member)
+        ):
+            self._voting.adopt(entry, view)
 
     def _committed(self, entry: Entry) -> None:
         """Follow up on a commit: members that left, requests that are done, what was held."""
@@ -336,11 +341,6 @@ class Node:
                 mine=context.shown_state.hex(),
                 theirs=heartbeat.state.hex(),
             )
-
-    def _leader(self) -> MemberId | None:
-        ledger = self._context.ledger
-        member = None if ledger is None else ledger.config.find(ledger.leader)
-        return None if member is None else member.id
 
 
 def _instance_of(message: InstanceMessage) -> tuple[EntryIndex, EntryId]:

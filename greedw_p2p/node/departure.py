@@ -12,7 +12,7 @@ from greedw_p2p.node.effects import Reply, Severity, Stopped
 from greedw_p2p.node.open_entry import OpenEntry
 
 LEAVE_WITHIN_US = 15_000_000
-"""How long a user's wish to leave waits for the others before it is given up."""
+"""How long a user's wish to leave waits for a leader that can act, before it is given up."""
 
 
 class Departure:
@@ -26,7 +26,7 @@ class Departure:
         self._stopped = False
 
     def begin(self, request: int | None) -> None:
-        """Start to leave; with nobody else to tell, stop at once."""
+        """Start to leave; ``tick`` stops the node when it may go."""
         context = self._context
         if self._request is not None and request is not None:
             context.out.emit(Reply(request, "this node is leaving already"))
@@ -35,7 +35,6 @@ class Departure:
         self._deadline_us = context.now_us + LEAVE_WITHIN_US
         context.leaving = True
         context.out.note(Severity.INFO, "leaving")
-        self.tick()
 
     def tick(self) -> None:
         """Stop when it is time; give up a request that nobody answers."""
@@ -44,11 +43,11 @@ class Departure:
             return
         if self._may_stop():
             self._stop()
+        elif self._removed_at is not None or context.leader_acts:
+            # It comes when the round in progress has ended, or has come: others must learn of it.
+            self._deadline_us = context.now_us + LEAVE_WITHIN_US
         elif self._request is not None and context.now_us >= self._deadline_us:
-            context.leaving = False
-            error = "the others have not agreed to the leave within 15 s: no quorum is reachable"
-            context.out.emit(Reply(self._request, error))
-            self._request = None
+            self._give_up(self._request)
 
     def committed(self, entry: Entry) -> None:
         """Note the entry that removed this node."""
@@ -74,6 +73,18 @@ class Departure:
             or peer.has_left
         ]
         return ledger.config.is_quorum(knowing)
+
+    def _give_up(self, request: int) -> None:
+        """Stay a member: nobody is there to take this node out."""
+        context = self._context
+        leader = "unknown" if context.leader is None else context.name_of(context.leader.node)
+        error = (
+            f"the leader ({leader}) is not reachable, or reaches no quorum, for "
+            f"{LEAVE_WITHIN_US // 1_000_000} s; this node stays a member"
+        )
+        context.leaving = False
+        context.out.emit(Reply(request, error))
+        self._request = None
 
     def _stop(self) -> None:
         self._stopped = True

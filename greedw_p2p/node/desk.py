@@ -2,12 +2,13 @@
 
 A request is made at any node, which repeats it to the leader each tick until the log shows its
 effect or the leader declines. Before a job enters the log, the leader asks every member to load
-its data and code: a member that cannot is named, and the job does not start.
+its data and code: a member that cannot is named, and the job does not start. The leader repeats
+the question until then; a member that is not asked any more unloads the job.
 """
 
 from dataclasses import dataclass, field
 
-from greedw_p2p.ids import JobId, MemberId, NodeId, StateDigest
+from greedw_p2p.ids import JobId, MemberId, StateDigest
 from greedw_p2p.jobs.spec import JobPhase, JobSpec, JobState
 from greedw_p2p.limits import TICK_US
 from greedw_p2p.node.context import Context
@@ -16,7 +17,8 @@ from greedw_p2p.node.events import JobLoaded, JobRefused, StopJob, SubmitJob, Wo
 from greedw_p2p.wire.messages import Declined, JobPrepared, PrepareJob, Propose, RequestKind
 
 ANSWER_WITHIN_US = 15_000_000
-"""How long a request waits for a leader that does not answer, before it is given up."""
+"""How long a request waits for a leader that can act, before it is given up; and how long a job
+stays loaded that no leader asks for."""
 
 
 @dataclass(slots=True)
@@ -39,12 +41,12 @@ class _Starting:
 
 
 @dataclass(slots=True)
-class Loading:
-    """A job that this member loads, or has loaded, for a leader that asked."""
+class _Loading:
+    """A job that this member loads, or has loaded, for a leader that asked at ``asked_us``."""
 
     spec: JobSpec
-    state: StateDigest
     leader: MemberId
+    asked_us: int
     loaded: bool = False
 
 
@@ -58,24 +60,24 @@ class JobDesk:
         self._stop_wanted: dict[JobId, str] = {}
         self._fail_wanted: dict[JobId, str] = {}
         self._failure: tuple[JobId, str] | None = None
-        self.loading: Loading | None = None
+        self._loading: dict[JobId, _Loading] = {}
+        self._begun: JobId | None = None
 
     def submit(self, event: SubmitJob) -> None:
         """Take a user's job, whose initial state this node holds."""
         propose = Propose(
             event.request, RequestKind.START_JOB, event.spec.id, event.spec, event.state, ""
         )
-        self.loading = Loading(event.spec, event.state, self._context.id, loaded=True)
+        self._loading[event.spec.id] = _Loading(
+            event.spec, self._context.id, self._context.now_us, loaded=True
+        )
         self._enter(propose)
 
     def stop(self, event: StopJob) -> None:
-        """Take a user's wish to stop a job."""
-        job = None if self._context.ledger is None else self._context.ledger.running_job
-        if job is None or job.spec.id != event.job:
-            known = self._context.ledger is not None and any(
-                state.spec.id == event.job for state in self._context.ledger.jobs()
-            )
-            error = f"job {event.job} has already ended" if known else f"no job {event.job} here"
+        """Take a user's wish to stop a job, which runs or is about to start."""
+        if not self._runs(event.job) and event.job not in self._loading:
+            ended = self._is_in_log(event.job)
+            error = f"job {event.job} has already ended" if ended else f"no job {event.job} here"
             self._context.out.emit(Reply(event.request, error))
             return
         reason = f"stopped by a user at {self._context.me.name}"
@@ -84,30 +86,25 @@ class JobDesk:
         )
 
     def worker_failed(self, event: WorkerFailed) -> None:
-        """Ask for the job's end: this node cannot compute its units any more."""
-        reason = f"{self._context.me.name}: {event.reason}"[:4000]
-        self._failure = (event.job, reason)
-        self._context.lost_job = event.job
-        self._context.out.note(Severity.ERROR, "worker failed", job=event.job, reason=event.reason)
-        self._propose_failure()
+        """Ask for the end of a job that runs; refuse one that has not started."""
+        loading = self._loading.pop(event.job, None)
+        if loading is None:
+            self._lose(event.job, event.reason)
+        else:
+            self._refuse(event.job, event.reason, loading.leader)
 
     def loaded(self, event: JobLoaded) -> None:
         """Tell the leader that this member is ready."""
-        loading = self.loading
-        if loading is not None and loading.spec.id == event.spec.id:
+        loading = self._loading.get(event.spec.id)
+        if loading is not None:
             loading.loaded = True
             self._context.out.send(loading.leader, JobPrepared(event.spec.id, ""))
 
     def refused(self, event: JobRefused) -> None:
         """Tell the leader why this member cannot run the job."""
-        loading = self.loading
-        if loading is None or loading.spec.id != event.job:
-            return
-        self._context.out.note(
-            Severity.ERROR, "job refused here", job=event.job, reason=event.reason
-        )
-        self.loading = None
-        self._context.out.send(loading.leader, JobPrepared(event.job, event.reason[:4000]))
+        loading = self._loading.pop(event.job, None)
+        if loading is not None:
+            self._refuse(event.job, event.reason, loading.leader)
 
     def on_propose(self, sender: MemberId, message: Propose, *, leads: bool) -> None:
         """Take a request as the leader; others ignore it, for it will be repeated."""
@@ -117,21 +114,28 @@ class JobDesk:
         match message.kind:
             case RequestKind.START_JOB:
                 self._gather(sender, message)
-            case RequestKind.STOP_JOB:
+            case RequestKind.STOP_JOB if self._runs(message.job):
                 self._stop_wanted[message.job] = message.reason
+            case RequestKind.STOP_JOB:
+                if self._starting is not None and self._starting.spec.id == message.job:
+                    self._decline_start(message.reason)
             case RequestKind.FAIL_JOB:
-                self._fail_wanted[message.job] = message.reason
+                if self._runs(message.job):
+                    self._fail_wanted[message.job] = message.reason
 
     def on_prepare_job(self, sender: MemberId, message: PrepareJob) -> None:
         """Load a job for the leader, or answer at once if it is loaded."""
-        loading = self.loading
-        if loading is not None and loading.spec.id == message.spec.id:
-            loading.leader = sender
-            if loading.loaded:
-                self._context.out.send(sender, JobPrepared(message.spec.id, ""))
+        job, now_us = message.spec.id, self._context.now_us
+        if self._is_in_log(job):
             return
-        self.loading = Loading(message.spec, message.state, sender)
-        self._context.out.emit(LoadJob(message.spec, message.state, message.holder))
+        loading = self._loading.get(job)
+        if loading is None:
+            self._loading[job] = _Loading(message.spec, sender, now_us)
+            self._context.out.emit(LoadJob(message.spec, message.state, message.holder))
+            return
+        loading.leader, loading.asked_us = sender, now_us
+        if loading.loaded:
+            self._context.out.send(sender, JobPrepared(job, ""))
 
     def on_prepared(self, sender: MemberId, message: JobPrepared) -> None:
         """Count a member as ready, or decline the job with its reason."""
@@ -145,26 +149,24 @@ class JobDesk:
             starting.prepared.add(sender)
 
     def on_declined(self, message: Declined) -> None:
-        """Answer the user, and drop what was loaded for the job."""
-        if self.loading is not None and self.loading.spec.id == message.job:
-            self.loading = None
-            self._context.out.emit(UnloadJob(message.job, None))
-        request = self._requests.get(message.request)
-        if request is not None and request.propose.job == message.job:
-            del self._requests[message.request]
-            self._context.out.emit(Reply(message.request, message.reason, message.job))
+        """Answer the users, and drop what was loaded for the job."""
+        if not self._is_in_log(message.job):
+            self._drop(message.job, message.reason)
 
-    def tick(self, leader: MemberId | None, *, leads: bool) -> None:
+    def tick(self, *, leads: bool) -> None:
         """Repeat requests; give up those that nobody answers; watch over a job that starts."""
-        now_us = self._context.now_us
+        now_us, leader = self._context.now_us, self._context.leader
         for request in sorted(self._requests):
             pending = self._requests[request]
-            if leader is not None and self._context.peers.is_reachable(leader):
-                if pending.propose.kind is RequestKind.START_JOB:
-                    pending.deadline_us = now_us + ANSWER_WITHIN_US
+            if leader is not None:
                 self._context.out.send(leader, pending.propose)
-            if now_us >= pending.deadline_us:
+            if self._context.leader_acts and self._will_be_answered(pending.propose):
+                pending.deadline_us = now_us + ANSWER_WITHIN_US
+            elif now_us >= pending.deadline_us:
                 self._give_up(request, leader)
+        for job in sorted(self._loading):
+            if now_us - self._loading[job].asked_us >= ANSWER_WITHIN_US and not self._starts(job):
+                self._drop(job, "no leader asks for it any more")
         self._propose_failure()
         if self._starting is not None:
             self._watch_start(leads=leads)
@@ -206,42 +208,89 @@ class JobDesk:
                 self._context.out.emit(Reply(request, "", job.spec.id))
         if self._starting is not None and self._starting.spec.id == job.spec.id:
             self._starting = None
-        if self.loading is not None and self.loading.spec.id == job.spec.id:
-            self.loading = None
+        loading = self._loading.pop(job.spec.id, None)
+        if not ended and self._begun != job.spec.id:
+            self._begun = job.spec.id
+            is_ready = loading is not None and loading.loaded
+            if self._context.is_member and not is_ready:
+                self._lose(job.spec.id, "it was not ready any more when the job started")
         if ended:
             self._stop_wanted.pop(job.spec.id, None)
             self._fail_wanted.pop(job.spec.id, None)
             if self._failure is not None and self._failure[0] == job.spec.id:
                 self._failure = None
 
-    def preparing(self) -> tuple[JobSpec, tuple[str, ...]] | None:
-        """Return a job on its way into the log, and who is not ready as far as known here."""
-        starting = self._starting
-        config = self._context.config
+    def preparing(self) -> tuple[tuple[JobSpec, tuple[str, ...]], ...]:
+        """Return the jobs on their way into the log, and who is not ready as far as known here."""
+        starting, config = self._starting, self._context.config
+        found: dict[JobId, tuple[JobSpec, tuple[str, ...]]] = {
+            job: (loading.spec, ()) for job, loading in self._loading.items()
+        }
         if starting is not None and config is not None:
             missing = tuple(m.name for m in config.members if m.id not in starting.prepared)
-            return starting.spec, missing
-        return None if self.loading is None else (self.loading.spec, ())
+            found[starting.spec.id] = (starting.spec, missing)
+        return tuple(found[job] for job in sorted(found))
 
     def _enter(self, propose: Propose) -> None:
         deadline_us = self._context.now_us + ANSWER_WITHIN_US
         self._requests[propose.request] = _Request(propose, deadline_us)
-        leader = self._leader()
-        if leader is not None:
-            self._context.out.send(leader, propose)
+        if self._context.leader is not None:
+            self._context.out.send(self._context.leader, propose)
 
-    def _leader(self) -> MemberId | None:
+    def _runs(self, job: JobId) -> bool:
+        running = None if self._context.ledger is None else self._context.ledger.running_job
+        return running is not None and running.spec.id == job
+
+    def _is_in_log(self, job: JobId) -> bool:
         ledger = self._context.ledger
-        member = None if ledger is None else ledger.config.find(ledger.leader)
-        return None if member is None else member.id
+        return ledger is not None and any(state.spec.id == job for state in ledger.jobs())
+
+    def _starts(self, job: JobId) -> bool:
+        """Tell whether a user waits here for the job's start."""
+        return any(
+            pending.propose.job == job and pending.propose.kind is RequestKind.START_JOB
+            for pending in self._requests.values()
+        )
+
+    def _will_be_answered(self, propose: Propose) -> bool:
+        """Tell whether a leader that acts is sure to answer, however long it takes."""
+        return propose.kind is RequestKind.START_JOB or self._runs(propose.job)
+
+    def _lose(self, job: JobId, why: str) -> None:
+        """Go on without the job's worker, and ask for the job's end."""
+        self._failure = (job, f"{self._context.me.name}: {why}"[:4000])
+        self._context.lost_job = job
+        self._context.out.note(Severity.ERROR, "worker failed", job=job, reason=why)
+        self._propose_failure()
+
+    def _refuse(self, job: JobId, reason: str, leader: MemberId) -> None:
+        """Say that this member cannot run a job that has not started."""
+        self._context.out.note(Severity.ERROR, "job refused here", job=job, reason=reason)
+        self._context.out.emit(UnloadJob(job, None))
+        self._context.out.send(leader, JobPrepared(job, reason[:4000]))
+        self._answer(job, f"{self._context.me.name} cannot run it: {reason}")
+
+    def _drop(self, job: JobId, reason: str) -> None:
+        """Unload a job that does not start, and answer those who wait for it."""
+        if self._loading.pop(job, None) is not None:
+            self._context.out.emit(UnloadJob(job, None))
+        self._answer(job, reason)
+
+    def _answer(self, job: JobId, reason: str) -> None:
+        """Answer the requests of users about a job that does not start."""
+        for request in sorted(self._requests):
+            propose = self._requests[request].propose
+            if propose.job == job:
+                del self._requests[request]
+                error = "" if propose.kind is RequestKind.STOP_JOB else reason
+                self._context.out.emit(Reply(request, error, job))
 
     def _propose_failure(self) -> None:
-        ledger = self._context.ledger
-        leader = self._leader()
-        if self._failure is None or ledger is None or leader is None:
+        leader = self._context.leader
+        if self._failure is None or leader is None:
             return
         job, reason = self._failure
-        if ledger.running_job is None or ledger.running_job.spec.id != job:
+        if not self._runs(job):
             return
         propose = Propose(0, RequestKind.FAIL_JOB, job, None, StateDigest(b""), reason)
         self._context.out.send(leader, propose)
@@ -250,7 +299,7 @@ class JobDesk:
         ledger = self._context.ledger
         if ledger is None or message.spec is None:
             return
-        if any(state.spec.id == message.job for state in ledger.jobs()):
+        if self._is_in_log(message.job):
             return
         busy = ledger.running_job
         if busy is not None:
@@ -263,10 +312,10 @@ class JobDesk:
                 self._decline(sender, message, other)
             return
         self._starting = _Starting(message.spec, message.state, sender, message.request)
-        self._ask_unprepared()
+        self._ask_members()
 
     def _watch_start(self, *, leads: bool) -> None:
-        """Ask members that have not answered again; decline for one that is gone."""
+        """Ask again; decline for a member that is gone."""
         config = self._context.config
         if not leads or config is None:
             self._starting = None
@@ -279,16 +328,16 @@ class JobDesk:
                 )
                 return
         if self._context.now_us // TICK_US % 4 == 0:
-            self._ask_unprepared()
+            self._ask_members()
 
-    def _ask_unprepared(self) -> None:
+    def _ask_members(self) -> None:
+        """Ask those that are not ready, and tell those that are that they are still asked."""
         starting = self._starting
         config = self._context.config
         if starting is None or config is None:
             return
-        waiting = tuple(m for m in config.ids if m not in starting.prepared)
-        holder = NodeId(starting.origin.node)
-        self._context.out.send_all(waiting, PrepareJob(starting.spec, starting.state, holder))
+        prepare = PrepareJob(starting.spec, starting.state, starting.origin.node)
+        self._context.out.send_all(config.ids, prepare)
 
     def _decline_start(self, reason: str) -> None:
         starting = self._starting
@@ -307,7 +356,6 @@ class JobDesk:
         name = "no leader is known" if leader is None else self._context.name_of(leader.node)
         seconds = ANSWER_WITHIN_US // 1_000_000
         error = f"the leader ({name}) has not carried it out within {seconds} s"
-        if pending.propose.kind is RequestKind.START_JOB:
-            self.loading = None
-            self._context.out.emit(UnloadJob(pending.propose.job, None))
         self._context.out.emit(Reply(request, error, pending.propose.job))
+        if pending.propose.kind is RequestKind.START_JOB:
+            self._drop(pending.propose.job, error)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from greedw_p2p.config import Config, Member
 from greedw_p2p.ids import NO_CONTENT, NO_STATE, Ballot, EntryIndex, MemberId, NodeId
 from greedw_p2p.jobs.spec import JobPhase, JobState
-from greedw_p2p.limits import TICK_US
+from greedw_p2p.limits import MEMBERS_MAX, TICK_US
 from greedw_p2p.links.cell import LinkCell
 from greedw_p2p.log.entry import Entry, EntryKind, RoundOutcome
 from greedw_p2p.log.ledger import Ledger
@@ -326,8 +326,9 @@ class Leading:
             if member is None or not self._context.peers.is_reachable(member.id):
                 continue
             peer = self._context.peers.get(member.id)
+            heartbeat = None if peer is None else peer.heartbeat
             if node == self._context.me.node or (
-                peer is not None and peer.heartbeat is not None and not peer.heartbeat.leaving
+                heartbeat is not None and heartbeat.hears_quorum and not heartbeat.leaving
             ):
                 return node
         return config.nodes[0]
@@ -336,7 +337,9 @@ class Leading:
         """Return what the next entry should change, None if nothing must."""
         removed = self._leavers()
         job = self._desk.wanted_job()
-        joined = () if self._ledger().running_job is not None else self._joiners(removed)
+        # Who is admitted with the start of a job would not be ready for its first round.
+        busy = job is not None or self._ledger().running_job is not None
+        joined = () if busy else self._joiners(removed)
         if not removed and not joined and job is None:
             return None
         return _Change(removed, joined, job)
@@ -369,7 +372,8 @@ class Leading:
         kept = [
             m for m in ledger.config.ids if m not in removed and self._context.peers.is_reachable(m)
         ]
-        return tuple(ready[: len(kept)])
+        free = MEMBERS_MAX - len(ledger.config.members)
+        return tuple(ready[: max(0, min(len(kept), free))])
 
     def _may_run(self) -> bool:
         """Tell whether the job's next round may start: everybody takes part, everybody is heard."""

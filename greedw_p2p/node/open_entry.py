@@ -36,8 +36,12 @@ class OpenEntry:
     waiting_accept: tuple[MemberId, Accept] | None = None
     waiting_commit: Entry | None = None
     holder: NodeId | None = None
+    missed_us: int | None = None
+    """Since when an accepted or chosen result is missing here."""
+
     fetching: ContentDigest | None = None
     fetch_again_us: int = 0
+    fetches_failed: int = 0
     speculated: dict[EntryId, StateDigest | None] = field(
         default_factory=dict[EntryId, "StateDigest | None"]
     )

@@ -163,9 +163,7 @@ def _jobs(context: Context, desk: JobDesk, pause: str) -> tuple[JobStatus, ...]:
         return ()
     told = list(ledger.jobs())
     jobs = [_job(context, state, pause, newest=state is told[-1]) for state in told]
-    preparing = desk.preparing()
-    if preparing is not None and all(job.id != preparing[0].id for job in jobs):
-        spec, missing = preparing
+    for spec, missing in desk.preparing():
         reason = f"waiting for {', '.join(missing)}" if missing else ""
         jobs.append(_job_status(spec, "preparing", None, {}, reason))
     return tuple(jobs)

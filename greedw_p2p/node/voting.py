@@ -7,9 +7,9 @@ Rules:
 2. An entry is acknowledged only when the state before it and all its bytes are in memory, after a
    change of the config was persisted.
 3. A commit whose bytes are still on their way waits for them; messages of later entries wait too.
-4. A node whose worker has failed is blind for its job: it votes without knowing the state, and
-   commits without applying, so that the end of the job can be decided and known everywhere. It
-   still acknowledges a round only when it has the bytes.
+4. A node whose worker has failed is blind for its job, and so is one that is no member: it commits
+   without applying, and votes without knowing the state, so that the end of the job can be decided
+   and known everywhere. It still acknowledges a round only when it has the bytes.
 5. A START names the view and the plan by digest. A node that computes others says so, by name, and
    does not sum.
 """
@@ -43,7 +43,12 @@ from greedw_p2p.plan.planner import make_plan
 from greedw_p2p.view import View
 from greedw_p2p.wire.messages import Accept, Ack, Broken, Nack, Prepare, Promise, Start
 
-FETCH_AGAIN_TICKS = 8
+FETCH_AGAIN_TICKS = 4
+"""Pause after a fetch that failed."""
+
+BYTES_LATE_TICKS = 20
+"""How long a result may still come down the tree once it is accepted, before it is fetched. It was
+whole at the root by then: a node on the way has lost it, and need not have told."""
 
 
 def _is_finite(entry: Entry) -> bool:
@@ -105,6 +110,8 @@ class Voting:
             self._refuse(sender, ballot)
             return
         if entry.attempt is not None and ballot <= entry.attempt.ballot:
+            if ballot == entry.attempt.ballot and entry.attempt.broken:
+                self._tell_broken(entry, entry.attempt)
             return
         job = self._ledger().running_job
         if job is None:
@@ -133,12 +140,15 @@ class Voting:
         self._wake()
 
     def on_broken(self, event: AttemptBroken) -> None:
-        """Tell the ballot's owner that the attempt cannot end here."""
+        """Tell the ballot's owner that the attempt cannot end here; or try a fetch again later."""
         entry = self.open
-        if entry is None or entry.attempt is None:
+        if entry is None or event.index != entry.index:
+            return
+        if entry.fetching is not None:
+            self._fetch_failed(entry, event)
             return
         attempt = entry.attempt
-        if event.index != entry.index or event.ballot != attempt.ballot or attempt.broken:
+        if attempt is None or event.ballot != attempt.ballot or attempt.broken:
             return
         context = self._context
         link = f"link {context.me.name} - {context.name_of(event.peer)}"
@@ -152,11 +162,7 @@ class Voting:
             phase=event.phase,
             reason=event.reason,
         )
-        owner = self._member_of(event.ballot.owner)
-        if owner is not None:
-            reason = f"{context.me.name}: {attempt.broken}"[:1000]
-            broken = Broken(entry.index, entry.previous, event.ballot, reason)
-            context.out.send(owner, broken)
+        self._tell_broken(entry, attempt)
         self._wake()
 
     def on_accept(self, sender: MemberId, message: Accept) -> None:
@@ -181,12 +187,30 @@ class Voting:
         self._wake()
 
     def tick(self) -> None:
-        """Ask again for bytes that have not come."""
-        entry = self.open
-        if entry is None or self._context.now_us < entry.fetch_again_us:
-            return
-        entry.fetching = None
+        """Look again for bytes that have not come."""
         self._wake()
+
+    def on_later(self, newest: Entry) -> None:
+        """Give up a state whose last bytes nobody has: the job has ended elsewhere since."""
+        entry = self.open
+        job = self._ledger().running_job if entry is not None else None
+        if entry is None or job is None or entry.waiting_commit is None:
+            return
+        ended = newest.job != job and (
+            newest.job is None
+            or newest.job.spec.id != job.spec.id
+            or newest.job.phase is not JobPhase.RUNNING
+        )
+        if ended and entry.fetches_failed:
+            self._context.lost_job = job.spec.id
+            self._context.out.note(
+                Severity.WARNING,
+                "state given up",
+                job=job.spec.id,
+                entry=entry.index,
+                reason="the job has ended, and nobody has the result of its last round any more",
+            )
+            self._wake()
 
     def on_applied(self, event: StateApplied) -> None:
         """Take the digest of a state the worker has computed."""
@@ -213,10 +237,23 @@ class Voting:
         self.on_commit(accepted)
         return self.open is not entry
 
-    def adopt(self) -> None:
-        """Open the entry after a ledger that has jumped ahead."""
-        self.open = OpenEntry.after(self._ledger(), self._context.id)
-        self._context.state = NO_STATE if self._ledger().running_job is None else None
+    def adopt(self, entry: Entry, view: View) -> None:
+        """Jump to a later entry, with the view after it; no state comes with it."""
+        context = self._context
+        if context.ledger is None:
+            context.ledger = Ledger(entry, view)
+        else:
+            if self.open is not None and self.open.attempt is not None:
+                context.out.emit(CancelAttempt(self.open.index, self.open.attempt.ballot))
+            before = context.ledger.running_job
+            if before is not None:
+                context.out.emit(UnloadJob(before.spec.id, None))
+            context.ledger.adopt(entry, view)
+        self._ended = None
+        self.open = OpenEntry.after(context.ledger, context.id)
+        context.shown_state = NO_STATE
+        context.state = NO_STATE if context.ledger.running_job is None else None
+        self._on_commit(entry)
 
     @property
     def is_settled(self) -> bool:
@@ -371,7 +408,7 @@ class Voting:
         if self._ended is None:
             return
         if context.state is None:
-            if self._ended != context.lost_job:
+            if context.computes(self._ended):
                 return
             context.shown_state = NO_STATE
         context.out.emit(UnloadJob(self._ended, self._ledger().job))
@@ -407,15 +444,39 @@ class Voting:
         The holder is the root of the attempt. It cannot lose them meanwhile: the sums of the next
         round take their place, and those need this node's part.
         """
-        attempt = entry.attempt
-        coming = attempt is not None and not attempt.broken
-        if coming or entry.fetching == value.result:
+        attempt, now_us = entry.attempt, self._context.now_us
+        if entry.fetching == value.result or now_us < entry.fetch_again_us:
             return
+        if attempt is not None and not attempt.broken:
+            if entry.missed_us is None:
+                entry.missed_us = now_us
+            if now_us - entry.missed_us < BYTES_LATE_TICKS * TICK_US:
+                return
+            attempt.broken = "the result has not come down the tree"
+            self._context.out.emit(CancelAttempt(entry.index, attempt.ballot))
         entry.fetching = value.result
-        entry.fetch_again_us = self._context.now_us + FETCH_AGAIN_TICKS * TICK_US
         holder = self._ledger().leader if entry.holder is None else entry.holder
         ballot = Ballot(0, holder) if attempt is None else attempt.ballot
         self._context.out.emit(FetchResult(entry.index, ballot, value.result, holder))
+
+    def _fetch_failed(self, entry: OpenEntry, event: AttemptBroken) -> None:
+        entry.fetching = None
+        entry.fetches_failed += 1
+        entry.fetch_again_us = self._context.now_us + FETCH_AGAIN_TICKS * TICK_US
+        self._context.out.note(
+            Severity.WARNING,
+            "result not fetched",
+            entry=entry.index,
+            peer=self._context.name_of(event.peer),
+            reason=event.reason,
+        )
+
+    def _tell_broken(self, entry: OpenEntry, attempt: Attempt) -> None:
+        owner = self._member_of(attempt.ballot.owner)
+        if owner is not None:
+            reason = f"{self._context.me.name}: {attempt.broken}"[:1000]
+            broken = Broken(entry.index, entry.previous, attempt.ballot, reason)
+            self._context.out.send(owner, broken)
 
     def _may_own(self, sender: MemberId, ballot: Ballot) -> bool:
         """Tell whether a ballot is its sender's to use: ballot 0 is the leader's alone."""

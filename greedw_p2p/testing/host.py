@@ -241,6 +241,7 @@ class SimHost:
             return
         if spec.id not in self.workers:
             self.workers[spec.id] = SimWorker(spec, state)
+            self.dead_jobs.discard(spec.id)
         self._later(LOAD_US, events.JobLoaded(spec, state))
 
     def _apply(self, job: JobId, entry_id: EntryId, digest: bytes) -> None:
