@@ -150,7 +150,7 @@ class BenchNode:
             ballot,
             Contribution(member(number), number, 1),
             RoundOutcome(1, 0.0, 0),
-            RoundReport(member(number).node, 1, 0, 0, 0, 0),
+            RoundReport(member(number).node, 1, 0, 0, 0, 0, 0),
             (),
         )
 

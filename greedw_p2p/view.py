@@ -14,20 +14,23 @@ class Speed(Record, frozen=True, order=True):
     """How fast a node computes, smoothed by the fold; the same integers on every node.
 
     ``unit_ns`` is nanoseconds per sample, at least 1; ``fixed_ns`` what a round costs before the
-    first. ``outlier_ns`` is the last report's nanoseconds per sample if it was far off, else 0.
+    first. ``outliers`` counts the last reports in a row that were far slower, and ``outlier_ns`` is
+    the least of their nanoseconds per sample, 0 where there are none.
     """
 
     node: NodeIdField
     unit_ns: Counter
     fixed_ns: Counter
     outlier_ns: Counter
+    outliers: Counter
 
 
 class RoundReport(Record, frozen=True, order=True):
     """What a node tells of its last round; rides up with the reduce, comes back in the entry.
 
     ``units`` were computed in ``compute_us``, both 0 where nothing was trained (the time of an
-    evaluation says nothing about a round's); ``wait_us`` is idle time for others, ``transfer_us``
+    evaluation says nothing about a round's); ``fixed_us`` of it would have gone by for no unit at
+    all, as calibrated when the job was loaded; ``wait_us`` is idle time for others, ``transfer_us``
     from the end of the own computation to the last byte of the result of the round before (0 in
     the first); ``sent_bytes`` over bulk connections in that round.
     """
@@ -35,6 +38,7 @@ class RoundReport(Record, frozen=True, order=True):
     node: NodeIdField
     units: Counter
     compute_us: Counter
+    fixed_us: Counter
     wait_us: Counter
     transfer_us: Counter
     sent_bytes: Counter

@@ -317,7 +317,9 @@ class HostedJob:
 
     def _finish_own(self, partial: Partial, compute_us: int) -> None:
         running, plane, me = self._running, self._around.data_plane, self._around.me
+        worker = self._worker
         assert running is not None
+        assert worker is not None, "a worker that was stopped reports nothing"
         plane.own_finished(
             running.index,
             running.ballot,
@@ -327,6 +329,7 @@ class HostedJob:
                 node=me.node,
                 units=running.count,
                 compute_us=compute_us,
+                fixed_us=worker.fixed_us_of(compute_us, running.count),
                 wait_us=plane.last_wait_us(),
                 transfer_us=plane.last_transfer_us(),
                 sent_bytes=plane.sent_bytes,

@@ -28,6 +28,7 @@ from typing import Final, Self
 import threadpoolctl
 import xxhash
 
+from greedw_daemon.calibration import fixed_units
 from greedw_daemon.shared_memory import SharedMemory
 from greedw_daemon.worker_messages import (
     PACKET_BYTES_MAX,
@@ -59,6 +60,7 @@ from greedw_p2p.errors import DataSetError, GreedwError
 from greedw_p2p.ids import NO_STATE, EntryId, StateDigest
 from greedw_p2p.jobs import registry
 from greedw_p2p.jobs.job import Job, Partial, StateBytes
+from greedw_p2p.jobs.spec import JobSpec
 
 FAULT_VARIABLE: Final = "GREEDW_TEST_WORKER_FAULT"
 """A seam for tests: an environment variable that makes a worker fail on purpose.
@@ -201,13 +203,30 @@ class JobRunner:
         memory = SharedMemory.allocate(self._memory_descriptor, job.layout)
         self._report(StageReached(Stage.COMPILING))
         job.warm()
+        fixed = self._calibrate(job, memory, request.spec)
         self._opened = job, memory
         digest = NO_STATE
         if request.initialise:
             job.initial_state(memory.states[self._current])
             digest = _digest(memory.states[self._current])
         self._report(StageReached(Stage.READY))
-        self._report(JobOpened(job.layout.gradient.buckets, job.layout.state_bytes, digest))
+        buckets, state_bytes = job.layout.gradient.buckets, job.layout.state_bytes
+        self._report(JobOpened(buckets, state_bytes, digest, fixed))
+
+    def _calibrate(self, job: Job, memory: SharedMemory, spec: JobSpec) -> float:
+        """Return what a computation costs before its first sample, in samples.
+
+        The state is all zeros yet: what a sample costs does not depend on it.
+        """
+
+        def time_of(count: int) -> int:
+            began = time.perf_counter_ns()
+            job.compute(
+                memory.states[0], 0, 0, count, gradient=memory.own, ready=lambda _bucket: None
+            )
+            return time.perf_counter_ns() - began
+
+        return fixed_units(time_of, min(spec.batch, spec.samples))
 
     def _compute(self, request: Compute) -> None:
         job, memory = self._job()

@@ -103,6 +103,7 @@ class Worker:
         self._stopping = False
         self._failure: WorkerError | None = None
         self._memory: SharedMemory | None = None
+        self._fixed_units = 0.0
         self._current = 0
         self._asked: EntryId | None = None
         self._applies_unanswered = 0
@@ -171,6 +172,7 @@ class Worker:
         opened = await self._answer_to(OpenJob(spec, initialise), JobOpened)
         layout = JobLayout(BucketLayout(opened.buckets), opened.state_bytes)
         self._memory = SharedMemory(self._memory_descriptor, layout)
+        self._fixed_units = opened.fixed_units
         return opened.state if initialise else None
 
     def install_state(self, data: bytes | bytearray | memoryview, offset: int = 0) -> None:
@@ -243,6 +245,13 @@ class Worker:
     def result(self) -> Gradient:
         """The result of a round, written by the data plane; only once prepared."""
         return self._mapped().result
+
+    def fixed_us_of(self, compute_us: int, count: int) -> int:
+        """Return how much of the time of a share of ``count`` samples none of them would have cost.
+
+        What slows a computation down slows all of it: the calibrated ratio holds, not the time.
+        """
+        return int(compute_us * self._fixed_units / (self._fixed_units + max(count, 1)))
 
     def current_state(self) -> memoryview:
         """Return the committed copy of the state, to be read; only once prepared."""

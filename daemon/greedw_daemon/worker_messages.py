@@ -122,12 +122,14 @@ class DataProbed(Record, frozen=True, tag="data-probed"):
 class JobOpened(Record, frozen=True, tag="job-opened"):
     """The job can compute; its memory is allocated for this layout.
 
-    ``state`` is the digest of the initial state, empty where none was asked for.
+    ``state`` is the digest of the initial state, empty where none was asked for; ``fixed_units``
+    what a computation costs before its first sample, in samples (``calibration``).
     """
 
     buckets: tuple[Annotated[int, msgspec.Meta(ge=1, lt=2**40)], ...]
     state_bytes: Counter
     state: StateDigestField
+    fixed_units: Annotated[float, msgspec.Meta(ge=0)]
 
 
 class StateDigested(Record, frozen=True, tag="state-digested"):

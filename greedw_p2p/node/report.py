@@ -134,7 +134,7 @@ def _members(context: Context, ledger: Ledger, plan: Plan | None) -> tuple[Membe
 
 
 def _member(context: Context, ledger: Ledger, plan: Plan | None, member: Member) -> MemberStatus:
-    report = context.reports.get(member.node, RoundReport(member.node, 0, 0, 0, 0, 0))
+    report = context.reports.get(member.node, RoundReport(member.node, 0, 0, 0, 0, 0, 0))
     peer = context.peers.get(member.id)
     is_self = member.id == context.id
     heard = None if peer is None or peer.heard_us is None else context.now_us - peer.heard_us

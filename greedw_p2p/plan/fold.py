@@ -23,6 +23,15 @@ from greedw_p2p.view import Edge, RoundReport, Speed, View, ViewDelta
 SMOOTHING_TENTHS: Final = 3
 """Weight of a new report in the estimate: 0.3."""
 
+STEP_PARTS: Final = 8
+"""A report that is not far off counts as off by an eighth at most: what delays a computation is
+short and frequent, and a mean that follows it makes shares wander on equal machines."""
+
+OUTLIERS_SLOWER: Final = 3
+"""So many reports in a row, each over 1.5 times slower, make the estimate jump to the nearest of
+them. With four workers on two busy cores one round in eight is that slow, one pair in forty. A
+report over 1.5 times faster makes it jump at once: delays make no computation faster."""
+
 GAIN_TREE_PERCENT: Final = 8
 """A new tree must be at least this much better: connections cost, and costs are codes 9 % apart."""
 
@@ -79,23 +88,28 @@ def _fold_speeds(
 
 
 def _folded(before: Speed | None, report: RoundReport) -> Speed:
-    """Fold a report into a node's speed: smooth, hold at an outlier, jump at a second one.
+    """Fold a report into a node's speed: smooth, hold where it is far slower, jump in the end.
 
-    ``fixed_ns`` stays 0: reports of nearly equal shares cannot tell a fixed cost from a slow pace,
-    and shares that follow the pace alone come to equal finish times within a few rounds as well.
+    Of the report's fixed cost only its ratio to the pace is taken: that is calibrated, and what
+    slows a node down slows both alike.
     """
-    sample = max(report.compute_us * 1000 // report.units, 1)
+    fixed = min(report.fixed_us, report.compute_us) * 1000
+    sample = max((report.compute_us * 1000 - fixed) // report.units, 1)
+
+    def at(unit_ns: int, outlier_ns: int = 0, outliers: int = 0) -> Speed:
+        return Speed(report.node, unit_ns, fixed * unit_ns // sample, outlier_ns, outliers)
+
     if before is None:
-        return Speed(report.node, sample, 0, 0)
-    if not _is_far(sample, before.unit_ns):
-        tenths = (10 - SMOOTHING_TENTHS) * before.unit_ns + SMOOTHING_TENTHS * sample
-        return Speed(report.node, max((tenths + 5) // 10, 1), before.fixed_ns, 0)
-    same_side = before.outlier_ns and (sample > before.unit_ns) == (
-        before.outlier_ns > before.unit_ns
-    )
-    if same_side:
-        return Speed(report.node, sample, before.fixed_ns, 0)
-    return Speed(report.node, before.unit_ns, before.fixed_ns, sample)
+        return at(sample)
+    pace = before.unit_ns
+    if not _is_far(sample, pace):
+        limit = max(pace // STEP_PARTS, 1)
+        off = min(max(sample - pace, -limit), limit)
+        return at(max(pace + (SMOOTHING_TENTHS * off + 5) // 10, 1))
+    outliers = before.outliers + 1
+    if sample < pace or outliers >= OUTLIERS_SLOWER:
+        return at(min(sample, before.outlier_ns) if sample > pace else sample)
+    return at(pace, min(sample, before.outlier_ns or sample), outliers)
 
 
 def _is_far(sample: int, estimate: int) -> bool:

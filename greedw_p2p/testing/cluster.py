@@ -268,6 +268,10 @@ class SimCluster:
 
         self.network.send(host.node_id, holder.node_id, "control", ask)
 
+    def unit_us_of(self, node: NodeId) -> int:
+        """Return how long a host computes at a sample."""
+        return self._by_node[node].unit_us
+
     def observe(self, host: SimHost, effect: effects.Effect) -> None:
         """Write the trace and show the effect to the oracle."""
         self._trace.update(f"{self.agenda.now_us} {host.name} {effect!r}\n".encode())

@@ -56,6 +56,10 @@ class Wires(Protocol):
         """Bring a result's bytes from the host that has them."""
         ...
 
+    def unit_us_of(self, node: NodeId) -> int:
+        """Return how long a host computes at a sample, for the report that rides up from it."""
+        ...
+
     def observe(self, host: "SimHost", effect: effects.Effect) -> None:
         """Show an effect to the oracle and the trace."""
         ...
@@ -369,6 +373,7 @@ class SimHost:
         self._later(0, finished)
 
     def _report(self, order: effects.BeginAttempt, member: MemberId) -> RoundReport:
-        """Return a participant's report, as its share and a common speed would make it."""
+        """Return a participant's report, as its share and its speed make it."""
         _, units = order.plan.units_of(member.node)
-        return RoundReport(member.node, units, FIXED_US + units * self.unit_us, 0, 0, units * 8)
+        compute_us = FIXED_US + units * self._wires.unit_us_of(member.node)
+        return RoundReport(member.node, units, compute_us, FIXED_US, 0, 0, units * 8)

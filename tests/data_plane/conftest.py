@@ -109,7 +109,7 @@ class Host:
             order.ballot,
             Contribution(member(self.number), self.number, 1),
             RoundOutcome(self.number + 1, 0.1 * self.number, self.number),
-            RoundReport(node_id(self.number), 1, 2, 3, 4, 5),
+            RoundReport(node_id(self.number), 1, 2, 3, 4, 5, 6),
             (LinkCell(node_id(self.number), node_id(99), Incarnation(1), 1, 2, 3),),
         )
 
@@ -379,7 +379,7 @@ class Raw:
             order.ballot,
             Contribution(ME, 0, 1),
             RoundOutcome(1, 0.5, 1),
-            RoundReport(ME.node, 1, 2, 3, 4, 5),
+            RoundReport(ME.node, 1, 2, 3, 4, 5, 6),
             (),
         )
 

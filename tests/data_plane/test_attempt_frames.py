@@ -56,7 +56,7 @@ def test_summary_of_the_largest_cluster_with_all_it_may_carry_fits_into_a_header
     everybody = tuple(member(number) for number in range(MEMBERS_MAX))
     frames = AttemptFrames(replace(ORDER, participants=everybody), [])
     most = 2**62 - 1
-    frames.carry([RoundReport(m.node, *[most] * 5) for m in everybody], [])
+    frames.carry([RoundReport(m.node, *[most] * 6) for m in everybody], [])
     cells = [
         LinkCell(m.node, everybody[0].node, Incarnation(most), version, CODE_MAX, CODE_MAX)
         for m in everybody
@@ -73,7 +73,7 @@ def test_what_does_not_come_from_a_participant_is_not_carried() -> None:
     frames = AttemptFrames(ORDER, [])
     stranger = member(7).node
     frames.carry(
-        [RoundReport(stranger, 1, 2, 3, 4, 5)],
+        [RoundReport(stranger, 1, 2, 3, 4, 5, 6)],
         [LinkCell(stranger, member(0).node, Incarnation(1), 1, 2, 3)],
     )
     summary = frames.part_summary(Part((), Figures(0, 0.0, 0)))

@@ -51,7 +51,10 @@ def inputs(name: str) -> tuple[list[Member], list[LinkCell], list[RoundReport]]:
         for peer in nodes
         if writer != peer
     ]
-    reports = [RoundReport(node, 10, rng.randrange(500, 9_000), 0, 0, 0) for node in nodes]
+    reports = [
+        RoundReport(node, 10, rng.randrange(500, 9_000), rng.randrange(400), 0, 0, 0)
+        for node in nodes
+    ]
     return members, cells, reports
 
 

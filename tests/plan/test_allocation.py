@@ -67,7 +67,7 @@ def test_with_fewer_units_than_nodes_the_fastest_get_one_each(
 @given(st.data())
 def test_shares_do_not_depend_on_the_order_of_nodes_and_speeds(data: st.DataObject) -> None:
     speeds = [
-        Speed(node, *data.draw(st.tuples(st.integers(1, 9), st.integers(0, 9))), 0)
+        Speed(node, *data.draw(st.tuples(st.integers(1, 9), st.integers(0, 9))), 0, 0)
         for node in data.draw(st.lists(st.sampled_from(NODES), unique=True))
     ]
     nodes = data.draw(st.lists(st.sampled_from(NODES), min_size=1, unique=True))
@@ -82,19 +82,19 @@ def test_shares_do_not_depend_on_the_order_of_nodes_and_speeds(data: st.DataObje
 
 
 def test_shares_are_in_proportion_to_speed() -> None:
-    speeds = [Speed(NODES[0], 1_000, 0, 0), Speed(NODES[1], 4_000, 0, 0)]
+    speeds = [Speed(NODES[0], 1_000, 0, 0, 0), Speed(NODES[1], 4_000, 0, 0, 0)]
     quotas = allocate(NODES[:2], 100, speeds)
     assert [quota.units for quota in quotas] == [80, 20]
 
 
 def test_a_fixed_cost_is_made_up_for_by_fewer_units() -> None:
-    speeds = [Speed(NODES[0], 100, 0, 0), Speed(NODES[1], 100, 2_000, 0)]
+    speeds = [Speed(NODES[0], 100, 0, 0, 0), Speed(NODES[1], 100, 2_000, 0, 0)]
     quotas = allocate(NODES[:2], 100, speeds)
     assert [quota.units for quota in quotas] == [60, 40]
 
 
 def test_a_node_of_unknown_speed_counts_as_the_median_of_the_known() -> None:
-    speeds = [Speed(node, pace, 0, 0) for node, pace in zip(NODES, (10, 20, 40), strict=False)]
+    speeds = [Speed(node, pace, 0, 0, 0) for node, pace in zip(NODES, (10, 20, 40), strict=False)]
     quotas = allocate(NODES[:4], 9_000, speeds)
     assert quotas[3].units == quotas[1].units
     assert [q.units for q in allocate(NODES[4:8], 8, speeds)] == [2, 2, 2, 2]

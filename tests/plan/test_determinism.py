@@ -17,24 +17,24 @@ SCRIPT = Path(__file__).with_name("plan_digests.py")
 # that nodes of this version and of the one before cannot plan together: raise PROTOCOL_VERSION.
 GOLDEN: dict[str, str] = {
     "equal nodes, exact search": (
-        "a2434fcfcfb2a6603ca368a8858fd974 459d33313e1ab18f95b6d447d715fba5 "
-        "c582e63c3573eb13d20c18a0df24ed9a"
+        "a580202262d0672905264c403da8dfd5 4fab38649eb56dd21d22e16f623a7eb5 "
+        "bc2c909ba6f528b48df69c735ea819d1"
     ),
     "unequal nodes, exact search": (
-        "6cab53bbaba2611c23296a60f1a79981 7f6034845723e6d3b7e587ee5657099e "
-        "b7770e35938b439ffab021db09b75c72"
+        "d28b3758a4039c20b1c13fc480822bbc b1d41d45e8710015e47b25ec8cd5ae32 "
+        "e041e9f7dcf13cadef335cc6b245144e"
     ),
     "slow pairs, exact search": (
-        "4f5d213f3702c654c76c13644bb78302 db43526487583995376745cd6e28d7a8 "
-        "d100693ded6c6b3e6f52f740d0bc9632"
+        "29fb0bd52344e5abf3fe43607b3a22f7 1ef4d520c317102db8b4a20268f10fce "
+        "895eafff808bd1c3374376df07f4db98"
     ),
     "unequal nodes, growth": (
-        "3b5ac549cb620a43c18ee6fa517db57f 224381e44efea21a2a84b64e78241075 "
-        "da396beb68ea840ee5a7df40a9e6cc4c"
+        "360e9824233200d4bcc6991d02e4c2ec 3b40140668957b9da2ec47c044e6494f "
+        "49d53caf35924b5e642edff598a222b1"
     ),
     "slow pairs, growth": (
-        "cfd8102295e5c16ed11db44a83c65ed1 f1e2e4ddc778364ac14812889c4cd68c "
-        "cb1fce8f2de4decc284cfc83ee678c65"
+        "792ae5a7b059760ec3cff8764f502011 63e7821c0b21f23aa864f32565e5de3a "
+        "3686b60cf89215afe1017a24e4844a7e"
     ),
 }
 

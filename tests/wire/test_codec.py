@@ -401,7 +401,7 @@ def test_summary_of_all_members_a_cluster_may_have_fits_the_bulk_limit() -> None
         0,
         tuple(Contribution(MemberId(node, Incarnation(most)), most, most) for node in nodes),
         RoundOutcome(most, 1.0, most),
-        tuple(RoundReport(node, most, most, most, most, most) for node in nodes),
+        tuple(RoundReport(node, *[most] * 6) for node in nodes),
         (),
     )
     assert len(encode(summary)) < BULK_LIMITS.header_bytes_max
@@ -409,10 +409,7 @@ def test_summary_of_all_members_a_cluster_may_have_fits_the_bulk_limit() -> None
 
 def test_entry_of_all_members_a_cluster_may_have_fits_the_control_limit() -> None:
     config = Config(tuple(_member(number) for number in range(MEMBERS_MAX)))
-    reports = tuple(
-        RoundReport(node, 2**62 - 1, 2**62 - 1, 2**62 - 1, 2**62 - 1, 2**62 - 1)
-        for node in config.nodes
-    )
+    reports = tuple(RoundReport(node, *[2**62 - 1] * 6) for node in config.nodes)
     entry = Entry(
         lineage=LINEAGE,
         index=EntryIndex(1),

@@ -26,7 +26,7 @@ REPORTS: list[messages.Report] = [
     messages.Started(),
     messages.StageReached(messages.Stage.COMPILING),
     messages.DataProbed(ContentDigest(b"d" * 16), 10, 2),
-    messages.JobOpened((16, 32), 96, StateDigest(b"s" * 16)),
+    messages.JobOpened((16, 32), 96, StateDigest(b"s" * 16), 25.5),
     messages.StateDigested(StateDigest(b"s" * 16)),
     messages.Refused("no data", "get some"),
     messages.BucketReady(EntryIndex(1), BALLOT, 2),
