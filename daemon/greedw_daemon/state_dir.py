@@ -272,7 +272,7 @@ def _prepare_directory(path: Path) -> None:
             f"{path} is shared with others (sticky); a state directory holds secrets",
             hint=f"choose a directory of its own: --state-dir {path / 'greedw'}",
         )
-    if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
+    if not os.access(path, os.R_OK | os.W_OK | os.X_OK, effective_ids=True):
         raise StateDirError(
             f"the state directory {path} is not writable", hint=f"chmod u+rwx {path}"
         )
