@@ -1,5 +1,6 @@
 """Entries of the replicated log."""
 
+import math
 from enum import StrEnum
 
 from greedw_p2p.config import Config
@@ -66,3 +67,10 @@ class Entry(Record, frozen=True):
     def id(self) -> EntryId:
         """Return the digest of the whole entry."""
         return EntryId(digest(self))
+
+    @property
+    def is_finite(self) -> bool:
+        """Tell whether the figures are numbers; with NaN an entry would not even equal itself."""
+        loss = None if self.job is None else self.job.loss
+        sums = None if self.outcome is None else self.outcome.loss_sum
+        return all(math.isfinite(figure) for figure in (loss, sums) if figure is not None)

@@ -20,6 +20,9 @@ ANSWER_WITHIN_US = 15_000_000
 """How long a request waits for a leader that can act, before it is given up; and how long a job
 stays loaded that no leader asks for."""
 
+DECLINED_KEPT = 16
+"""Newest jobs that this node has declined as the leader."""
+
 
 @dataclass(slots=True)
 class _Request:
@@ -61,6 +64,7 @@ class JobDesk:
         self._fail_wanted: dict[JobId, str] = {}
         self._failure: tuple[JobId, str] | None = None
         self._loading: dict[JobId, _Loading] = {}
+        self._declined: dict[JobId, str] = {}
         self._begun: JobId | None = None
 
     def submit(self, event: SubmitJob) -> None:
@@ -305,6 +309,10 @@ class JobDesk:
         if busy is not None:
             self._decline(sender, message, f"job {busy.spec.id} is running; stop it first")
             return
+        declined = self._declined.get(message.job)
+        if declined is not None:
+            self._decline(sender, message, declined)
+            return
         starting = self._starting
         if starting is not None:
             if starting.spec.id != message.job:
@@ -345,6 +353,10 @@ class JobDesk:
         if starting is None or config is None:
             return
         self._starting = None
+        # The request may be repeated, for this answer is still on its way, or may get lost.
+        self._declined[starting.spec.id] = reason
+        if len(self._declined) > DECLINED_KEPT:
+            del self._declined[next(iter(self._declined))]
         declined = Declined(starting.request, starting.spec.id, reason)
         self._context.out.send_all(config.ids, declined)
 

@@ -9,7 +9,8 @@ Rules:
    pauses the job: nothing is computed without it.
 3. An attempt that cannot end is replaced by a higher ballot of the same leader: with the change
    that is wanted, or with a new attempt when all participants are back.
-4. The next leader is the root that the plan of the next view prefers, if it hears a quorum.
+4. The next leader is the root that the plan of the next view prefers, if it hears a quorum; but
+   this node, while it has a change to propose.
 """
 
 import math
@@ -23,12 +24,13 @@ from greedw_p2p.links.cell import LinkCell
 from greedw_p2p.log.entry import Entry, EntryKind, RoundOutcome
 from greedw_p2p.log.ledger import Ledger
 from greedw_p2p.log.proposer import Phase, Promised
+from greedw_p2p.node.attempt_plan import plan_attempt
 from greedw_p2p.node.context import Context
 from greedw_p2p.node.desk import JobDesk
 from greedw_p2p.node.effects import Severity
 from greedw_p2p.node.events import AttemptFinished
 from greedw_p2p.node.open_entry import OpenEntry
-from greedw_p2p.node.voting import Voting, plan_attempt
+from greedw_p2p.node.voting import Voting
 from greedw_p2p.plan.fold import preferred_root
 from greedw_p2p.view import ViewDelta
 from greedw_p2p.wire.messages import Accept, Ack, Broken, Commit, Nack, Prepare, Promise, Start
@@ -313,21 +315,29 @@ class Leading:
             result=type(NO_CONTENT)(result),
             outcome=outcome,
             config=config,
-            leader=self._next_leader(ledger, config, delta),
+            leader=self._next_leader(ledger, kind, config, delta),
             job=job,
             delta=delta,
         )
 
-    def _next_leader(self, ledger: Ledger, config: Config, delta: ViewDelta) -> NodeId:
-        """Name the preferred root if it hears a quorum, else this node, else any that does."""
-        preferred = preferred_root(ledger.view_after(config, delta))
-        for node in (preferred, self._context.me.node, *config.nodes):
+    def _next_leader(
+        self, ledger: Ledger, kind: EntryKind, config: Config, delta: ViewDelta
+    ) -> NodeId:
+        """Name the preferred root if it hears a quorum, else this node, else any that does.
+
+        After a round with a change to come this node goes on: another one may not know of it yet,
+        and would start a round instead.
+        """
+        me = self._context.me.node
+        stays = kind is not EntryKind.CONFIG and self._wanted_change() is not None
+        preferred = me if stays else preferred_root(ledger.view_after(config, delta))
+        for node in (preferred, me, *config.nodes):
             member = config.find(node)
             if member is None or not self._context.peers.is_reachable(member.id):
                 continue
             peer = self._context.peers.get(member.id)
             heartbeat = None if peer is None else peer.heartbeat
-            if node == self._context.me.node or (
+            if node == me or (
                 heartbeat is not None and heartbeat.hears_quorum and not heartbeat.leaving
             ):
                 return node
@@ -379,7 +389,7 @@ class Leading:
         """Tell whether the job's next round may start: everybody takes part, everybody is heard."""
         ledger = self._ledger()
         job = ledger.running_job
-        if job is None or self._desk.has_failed():
+        if job is None or self._desk.has_failed() or self._context.is_blind:
             return False
         return self._all_heard(ledger.config.ids)
 

@@ -14,15 +14,14 @@ Rules:
    does not sum.
 """
 
-import math
 from collections.abc import Callable
 
 from greedw_p2p.ids import NO_STATE, Ballot, EntryId, JobId, MemberId, NodeId, StateDigest, short
-from greedw_p2p.jobs.registry import layout_of
 from greedw_p2p.jobs.spec import JobPhase, JobState
 from greedw_p2p.limits import TICK_US
 from greedw_p2p.log.entry import Entry, EntryKind
 from greedw_p2p.log.ledger import Ledger
+from greedw_p2p.node.attempt_plan import plan_attempt, units_of
 from greedw_p2p.node.context import Context
 from greedw_p2p.node.effects import (
     ApplyResult,
@@ -31,7 +30,6 @@ from greedw_p2p.node.effects import (
     Committed,
     FetchResult,
     FlipState,
-    Note,
     Severity,
     Stopped,
     UnloadJob,
@@ -39,7 +37,6 @@ from greedw_p2p.node.effects import (
 from greedw_p2p.node.events import AttemptBroken, AttemptFinished, StateApplied
 from greedw_p2p.node.open_entry import Attempt, OpenEntry
 from greedw_p2p.plan.plan import Plan
-from greedw_p2p.plan.planner import make_plan
 from greedw_p2p.view import View
 from greedw_p2p.wire.messages import Accept, Ack, Broken, Nack, Prepare, Promise, Start
 
@@ -49,30 +46,6 @@ FETCH_AGAIN_TICKS = 4
 BYTES_LATE_TICKS = 20
 """How long a result may still come down the tree once it is accepted, before it is fetched. It was
 whole at the root by then: a node on the way has lost it, and need not have told."""
-
-
-def _is_finite(entry: Entry) -> bool:
-    """Tell whether an entry's figures are numbers; NaN would not even equal itself."""
-    loss = None if entry.job is None else entry.job.loss
-    sums = None if entry.outcome is None else entry.outcome.loss_sum
-    return all(math.isfinite(figure) for figure in (loss, sums) if figure is not None)
-
-
-def units_of(kind: EntryKind, job: JobState) -> tuple[int, int]:
-    """Return [start, stop) of what an attempt covers: a round's samples or the held-out ones."""
-    if kind is EntryKind.EVALUATION:
-        return 0, job.spec.held_out
-    return job.spec.batch_range(job.next_round)
-
-
-def plan_attempt(
-    view: View, job: JobState, kind: EntryKind, participants: tuple[MemberId, ...], root: NodeId
-) -> Plan:
-    """Return the plan that every participant of an attempt derives."""
-    start, stop = units_of(kind, job)
-    nbytes = layout_of(job.spec).gradient.nbytes if kind is EntryKind.ROUND else 0
-    nodes = tuple(sorted(member.node for member in participants))
-    return make_plan(view, nodes, stop - start, nbytes, root)
 
 
 class Voting:
@@ -114,7 +87,7 @@ class Voting:
                 self._tell_broken(entry, entry.attempt)
             return
         job = self._ledger().running_job
-        if job is None:
+        if job is None or self._context.is_blind:
             return
         plan = plan_attempt(
             self._ledger().view, job, message.kind, message.participants, ballot.owner
@@ -168,7 +141,7 @@ class Voting:
     def on_accept(self, sender: MemberId, message: Accept) -> None:
         """Accept and acknowledge, now or when the bytes and the state are here."""
         entry = self._opened()
-        if not self._may_own(sender, message.ballot) or not _is_finite(message.entry):
+        if not self._may_own(sender, message.ballot) or not message.entry.is_finite:
             return
         if entry.acceptor.refuses(message.ballot):
             self._refuse(sender, message.ballot)
@@ -419,18 +392,14 @@ class Voting:
         if ended is None:
             return
         failed = ended.phase is JobPhase.FAILED
-        self._context.out.emit(
-            Note(
-                Severity.ERROR if failed else Severity.INFO,
-                f"job {ended.phase.value}",
-                {
-                    "job": ended.spec.id,
-                    "round": ended.next_round,
-                    "loss": ended.loss,
-                    "accuracy": ended.accuracy,
-                    "reason": ended.reason,
-                },
-            )
+        self._context.out.note(
+            Severity.ERROR if failed else Severity.INFO,
+            f"job {ended.phase.value}",
+            job=ended.spec.id,
+            round=ended.next_round,
+            loss=ended.loss,
+            accuracy=ended.accuracy,
+            reason=ended.reason,
         )
 
     def _set_state(self, digest: StateDigest) -> None:

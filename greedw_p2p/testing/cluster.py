@@ -32,6 +32,7 @@ from greedw_p2p.testing.worker import BulkItem
 CLUSTER: Final = ClusterId("c" * 32)
 INITIAL_STATE: Final = StateDigest(b"initial state 00")
 DIAL_US: Final = 300
+FORM_US: Final = 30_000_000
 LOOK_EVERY_US: Final = 5_000
 
 
@@ -48,11 +49,25 @@ class SimCluster:
         self.oracle = Oracle(lambda: f"replay: {replay or f'SimCluster({hosts}, seed={seed})'}")
         self.hosts = [self._host(number) for number in range(hosts)]
         self._by_node = {host.node_id: host for host in self.hosts}
+        self.loses: Callable[[SimHost, effects.Send], bool] = lambda _host, _send: False
+        """Tells which control messages get lost, as they do when a connection breaks."""
+
         self._links: set[tuple[NodeId, NodeId]] = set()
         self._dialling: set[tuple[NodeId, NodeId]] = set()
         self._requests = 0
         self._trace = hashlib.blake2b(digest_size=16)
         self._lineage = LineageId(f"{seed % 2**64:032x}")
+
+    @classmethod
+    def formed(cls, hosts: int, seed: int, options: NetworkOptions | None = None) -> "SimCluster":
+        """Return a cluster of which all hosts are members."""
+        cluster = cls(hosts, seed, options)
+        cluster.found()
+        cluster.run_for(TICK_US)
+        for number in range(1, hosts):
+            cluster.join(number)
+        cluster.run_until(lambda: cluster.are_members(*range(hosts)), within_us=FORM_US)
+        return cluster
 
     # -- running ------------------------------------------------------------------------------
 
@@ -208,6 +223,8 @@ class SimCluster:
             return
         sender, lineage = host.member.id, host.node.lineage
         self.oracle.sent(sender, lineage, effect.message)
+        if self.loses(host, effect):
+            return
 
         def deliver() -> None:
             if target.is_up and target.member.id == effect.to:

@@ -76,7 +76,7 @@ class Disk:
 
 
 class SimHost:
-    """One host. ``unit_us`` is how long it computes at a sample."""
+    """One host: ``load_us`` is how long it loads a job, ``unit_us`` how long a sample takes it."""
 
     def __init__(
         self, node_id: NodeId, name: str, address: Address, agenda: Agenda, wires: Wires
@@ -85,6 +85,7 @@ class SimHost:
         self.name = name
         self.address = address
         self.unit_us = 20
+        self.load_us = LOAD_US
         self.disk = Disk()
         self.node: Node | None = None
         self.workers: dict[JobId, SimWorker] = {}
@@ -97,6 +98,7 @@ class SimHost:
         self._agenda = agenda
         self._wires = wires
         self._life = 0
+        self._waiting: deque[events.Event] = deque()
         self._attempt: SimAttempt | None = None
         self._early: deque[tuple[NodeId, tuple[EntryIndex, Ballot], BulkItem]] = deque(maxlen=256)
         self._results: dict[bytes, tuple[int, ...]] = {}
@@ -133,11 +135,29 @@ class SimHost:
         """Hand the node an event, now or when it is no longer paused."""
         if self.node is None:
             return
-        if self._agenda.now_us < self.paused_until_us:
-            life = self._life
-            self._agenda.at(
-                self.paused_until_us, lambda: self.deliver(event) if life == self._life else None
-            )
+        if self._waiting or self._agenda.now_us < self.paused_until_us:
+            self._waiting.append(event)
+            if len(self._waiting) == 1:
+                self._resume_later()
+            return
+        self._handle(event)
+
+    def _resume_later(self) -> None:
+        life = self._life
+        self._agenda.at(
+            self.paused_until_us, lambda: self._resume() if life == self._life else None
+        )
+
+    def _resume(self) -> None:
+        """Handle in order what came during a pause."""
+        while self._waiting:
+            if self._agenda.now_us < self.paused_until_us:
+                self._resume_later()
+                return
+            self._handle(self._waiting.popleft())
+
+    def _handle(self, event: events.Event) -> None:
+        if self.node is None:
             return
         for effect in self.node.handle(event, self._agenda.now_us):
             self._wires.observe(self, effect)
@@ -198,6 +218,7 @@ class SimHost:
         self.workers.clear()
         self.dead_jobs.clear()
         self._attempt = None
+        self._waiting.clear()
         self._early.clear()
         self._results.clear()
 
@@ -218,7 +239,8 @@ class SimHost:
             case effects.LoadJob(spec, state, _):
                 self._load(spec, state)
             case effects.UnloadJob(job, _):
-                self.workers.pop(job, None)
+                if self.workers.pop(job, None) is not None:
+                    self._results.clear()
             case effects.BeginAttempt():
                 self._begin(effect)
             case effects.CancelAttempt():
@@ -241,12 +263,12 @@ class SimHost:
 
     def _load(self, spec: JobSpec, state: StateDigest) -> None:
         if self.refusal:
-            self._later(LOAD_US, events.JobRefused(spec.id, self.refusal))
+            self._later(self.load_us, events.JobRefused(spec.id, self.refusal))
             return
         if spec.id not in self.workers:
             self.workers[spec.id] = SimWorker(spec, state)
             self.dead_jobs.discard(spec.id)
-        self._later(LOAD_US, events.JobLoaded(spec, state))
+        self._later(self.load_us, events.JobLoaded(spec, state))
 
     def _apply(self, job: JobId, entry_id: EntryId, digest: bytes) -> None:
         if job in self.dead_jobs:
@@ -361,7 +383,8 @@ class SimHost:
     ) -> None:
         order = attempt.order
         digest = digest_of(tuple(attempt.result))
-        self._results[digest] = tuple(attempt.result)
+        # The next sums take the place of the last ones.
+        self._results = {digest: tuple(attempt.result)}
         outcome = RoundOutcome(figures.samples, figures.loss_sum, figures.correct)
         ranges = () if part is None else part.ranges
         contributions = tuple(Contribution(r.member, r.start, r.units) for r in ranges)
