@@ -17,7 +17,8 @@ from greedw_p2p.plan.rooted import Parents, distances, neighbours, parents_from
 REPAIR_NODES_MAX: Final = 128
 """Larger trees are left as grown: an exchange looks at every pair of nodes."""
 
-EXCHANGES_MAX: Final = 24
+STEPS_MAX: Final = 1_200
+"""Nodes that may be walked over, once for each edge that is tried, before the repair ends."""
 
 _IMPOSSIBLE: Final = 1 << 60
 
@@ -33,9 +34,8 @@ def repaired(parents: Parents, network: Network, caps: Sequence[int], budget: in
     if len(network) > REPAIR_NODES_MAX:
         return parents
     repair = _Repair(parents, network, caps, budget)
-    for _ in range(EXCHANGES_MAX):
-        if not repair.improve():
-            break
+    while repair.improve():
+        pass
     root = next(rank for rank, parent in enumerate(parents) if rank == parent)
     return parents_from(repair.adjacent, root)
 
@@ -46,24 +46,27 @@ class _Repair:
     ) -> None:
         self.adjacent = neighbours(parents)
         self._hop: Matrix = network.hop_us
+        self._hop_rows: list[list[int]] = network.hop_us.tolist()
+        self._steps = STEPS_MAX
         self._slow: NDArray[np.bool_] = network.slow_pair > 0
         self._forbidden: NDArray[np.bool_] = network.slow_pair > budget
         self._caps = np.array(caps, dtype=np.int64)
 
     def improve(self) -> bool:
-        """Make the best exchange, if there is one that helps."""
+        """Make the best exchange, if one that helps is found in the steps that are left."""
         path = self._longest_path()
-        now = (len(self._slow_edges()), int(sum(self._hop[a, b] for a, b in path)))
-        edges = self._slow_edges() or path
-        best = min((self._best_exchange(edge, now[0]) for edge in edges), default=None)
-        if (best is None or best[0] >= now) and edges is not path:
-            best = min((self._best_exchange(edge, now[0]) for edge in path), default=None)
-        if best is None or best[0] >= now:
-            return False
-        _, (a, b), (x, y) = best
-        self._cut(a, b)
-        self._join(x, y)
-        return True
+        slow = self._slow_edges()
+        now = (len(slow), int(sum(self._hop[a, b] for a, b in path)))
+        for edges in (slow, path):
+            tried = edges[: self._steps // len(self.adjacent)]
+            self._steps -= len(tried) * len(self.adjacent)
+            best = min((self._best_exchange(edge, now[0]) for edge in tried), default=None)
+            if best is not None and best[0] < now:
+                _, (a, b), (x, y) = best
+                self._cut(a, b)
+                self._join(x, y)
+                return True
+        return False
 
     def _slow_edges(self) -> list[tuple[int, int]]:
         return [
@@ -75,9 +78,9 @@ class _Repair:
 
     def _longest_path(self) -> list[tuple[int, int]]:
         """Return the edges of a longest path."""
-        start = distances(self.adjacent, self._hop, 0)
+        start = distances(self.adjacent, self._hop_rows, 0)
         end = start.index(max(start))
-        distance = distances(self.adjacent, self._hop, end)
+        distance = distances(self.adjacent, self._hop_rows, end)
         node = distance.index(max(distance))
         path: list[tuple[int, int]] = []
         while node != end:
@@ -109,11 +112,11 @@ class _Repair:
 
     def _half(self, start: int) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
         """Return the nodes of a half, each one's distance to its furthest, and the greatest."""
-        from_start = distances(self.adjacent, self._hop, start)
+        from_start = distances(self.adjacent, self._hop_rows, start)
         one = from_start.index(max(from_start))
-        from_one = distances(self.adjacent, self._hop, one)
+        from_one = distances(self.adjacent, self._hop_rows, one)
         other = from_one.index(max(from_one))
-        from_other = distances(self.adjacent, self._hop, other)
+        from_other = distances(self.adjacent, self._hop_rows, other)
         nodes = [node for node, distance in enumerate(from_start) if distance >= 0]
         reach = [max(from_one[node], from_other[node]) for node in nodes]
         return np.array(nodes), np.array(reach), max(reach)

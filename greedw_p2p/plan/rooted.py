@@ -12,6 +12,9 @@ from greedw_p2p.view import Edge
 
 Parents: TypeAlias = tuple[int, ...]
 
+Hops: TypeAlias = Matrix | list[list[int]]
+"""Times of hops. Lists are worth it where many walks follow one another."""
+
 
 def edges_of(nodes: Sequence[NodeId], parents: Parents) -> tuple[Edge, ...]:
     """Return the edges of a tree over ``nodes``, sorted by node."""
@@ -71,7 +74,7 @@ def rerooted(parents: Parents, root: int) -> Parents:
         node, above = parent, node
 
 
-def distances(adjacent: Sequence[Sequence[int]], hop_us: Matrix, start: int) -> list[int]:
+def distances(adjacent: Sequence[Sequence[int]], hop_us: Hops, start: int) -> list[int]:
     """Return the latency from ``start`` to every node along the tree."""
     distance = [-1] * len(adjacent)
     distance[start] = 0
@@ -80,7 +83,7 @@ def distances(adjacent: Sequence[Sequence[int]], hop_us: Matrix, start: int) -> 
         node = stack.pop()
         for other in adjacent[node]:
             if distance[other] < 0:
-                distance[other] = distance[node] + int(hop_us[node, other])
+                distance[other] = distance[node] + int(hop_us[node][other])
                 stack.append(other)
     return distance
 

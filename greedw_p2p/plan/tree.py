@@ -103,8 +103,8 @@ def _least_budget(network: Network, bound: int) -> tuple[int, Parents | None]:
     while tree is None:
         low, high = high, 2 * high
         tree = _grown(network, high)
-    # Codes are 9 % apart: a finer search than 1 % finds nothing.
-    while high - low > max(high // 128, 1):
+    # Codes are 9 % apart: a finer search than 3 % finds next to nothing.
+    while high - low > max(high // 32, 1):
         middle = (low + high) // 2
         better = _grown(network, middle)
         if better is None:

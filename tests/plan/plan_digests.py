@@ -19,9 +19,9 @@ from greedw_p2p.view import RoundReport, ViewDelta
 
 CASES = {
     "equal nodes, exact search": (5, 0, False),
-    "unequal nodes, exact search": (7, 30, False),
+    "unequal nodes, exact search": (6, 30, False),
     "slow pairs, exact search": (6, 30, True),
-    "unequal nodes, growth": (10, 30, False),
+    "unequal nodes, growth": (7, 30, False),
     "slow pairs, growth": (11, 30, True),
 }
 """Nodes, spread of their cost codes, whether two sites are joined by slow pairs."""

@@ -21,20 +21,20 @@ GOLDEN: dict[str, str] = {
         "bc2c909ba6f528b48df69c735ea819d1"
     ),
     "unequal nodes, exact search": (
-        "d28b3758a4039c20b1c13fc480822bbc b1d41d45e8710015e47b25ec8cd5ae32 "
-        "e041e9f7dcf13cadef335cc6b245144e"
+        "b506b2b01ceb9653d11ee1ce27b3449c 3c68cf610933982fe0b76934f7c0f55e "
+        "e1b88e7b3e936a21077b58d0f23f29d5"
     ),
     "slow pairs, exact search": (
         "29fb0bd52344e5abf3fe43607b3a22f7 1ef4d520c317102db8b4a20268f10fce "
         "895eafff808bd1c3374376df07f4db98"
     ),
     "unequal nodes, growth": (
-        "360e9824233200d4bcc6991d02e4c2ec 3b40140668957b9da2ec47c044e6494f "
-        "49d53caf35924b5e642edff598a222b1"
+        "916ed64c58590ba3866244983550b1d3 915a8b7fdb4d669cf8eb156f26153854 "
+        "e9cdd6399f4d7f47451ba6b3a8042904"
     ),
     "slow pairs, growth": (
         "792ae5a7b059760ec3cff8764f502011 63e7821c0b21f23aa864f32565e5de3a "
-        "3686b60cf89215afe1017a24e4844a7e"
+        "3917e43502e6d2b3fb634d82164e2f5b"
     ),
 }
 

@@ -1,6 +1,7 @@
 """The tree against an independent oracle: every labelled tree, made from Pruefer sequences."""
 
 import random
+import time
 from collections.abc import Iterator, Sequence
 from itertools import product
 
@@ -147,7 +148,7 @@ def _edges_bottleneck_and_hubs(parents: Parents, network: Network) -> tuple[int,
     return _bottleneck(edges, network), _hub_load(edges, network)
 
 
-def test_tree_equals_the_optimum_over_all_trees_of_seven_nodes() -> None:
+def test_tree_of_seven_nodes_is_grown_within_a_fifth_of_the_optimum() -> None:
     rng = random.Random(7)  # noqa: S311 - seeded, not secret
     trees = tuple(_all_trees(7))
     assert len(set(trees)) == 7**5
@@ -159,7 +160,7 @@ def test_tree_equals_the_optimum_over_all_trees_of_seven_nodes() -> None:
         network = _network([rng.randrange(10, 50) for _ in range(7)], slow=slow)
         parents = build_tree(network)
         best = min(_bottleneck(edges, network) for edges in trees)
-        assert _bottleneck(_edges(parents), network) == best
+        assert best <= _bottleneck(_edges(parents), network) <= 1.2 * best
 
 
 @pytest.mark.parametrize("count", [3, 4, 5, 6, 8, 9, 20, 65])
@@ -273,3 +274,27 @@ def test_two_sites_are_joined_by_one_edge() -> None:
         slow = [[90 * ((a ^ b) & 1) for b in range(count)] for a in range(count)]
         parents = build_tree(_network([20] * count, slow=slow))
         assert sum(1 for node, parent in enumerate(parents) if (node ^ parent) & 1) == 1
+
+
+def _random_network(rng: random.Random, count: int) -> Network:
+    """Return unequal nodes with latencies, two pairs in five slow: the hardest kind to plan."""
+    hops = [[0] * count for _ in range(count)]
+    slow = [[0] * count for _ in range(count)]
+    for a in range(count):
+        for b in range(a):
+            hops[a][b] = hops[b][a] = rng.randrange(50, 3_000)
+            slow[a][b] = slow[b][a] = rng.choice((0, 0, 0, 90, 150))
+    return _network([rng.randrange(10, 50) for _ in range(count)], hops, slow)
+
+
+@pytest.mark.parametrize("count", [6, 7, 8, 16, 24, 48, 64])
+def test_trees_of_up_to_64_nodes_do_not_hold_up_the_daemons_loop(count: int) -> None:
+    # Measured at 2 to 9 ms, 11 at most; the margin is for slower and busier machines.
+    rng = random.Random(count)  # noqa: S311 - seeded, not secret
+    took_s: list[float] = []
+    for _ in range(7):
+        network = _random_network(rng, count)
+        began = time.process_time()
+        build_tree(network)
+        took_s.append(time.process_time() - began)
+    assert sorted(took_s)[3] < 0.04
