@@ -21,7 +21,7 @@ from typing import Any, cast
 import numpy as np
 import uvloop
 
-from greedw_daemon.data_plane import AttemptOrder, DataPlane, Regions
+from greedw_daemon.data_plane.plane import AttemptOrder, DataPlane, Regions
 from greedw_daemon.log_setup import configure
 from greedw_p2p.ids import Ballot, EntryIndex, Incarnation, LineageId, MemberId, NodeId
 from greedw_p2p.kernels import summation

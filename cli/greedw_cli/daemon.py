@@ -8,7 +8,7 @@ import msgspec
 import typer
 
 from greedw_cli import exits
-from greedw_daemon.client import ControlClient, default_state_dir
+from greedw_daemon.control.client import ControlClient, default_state_dir
 from greedw_p2p.errors import DaemonError
 
 STATE_DIR_HELP: Final = "Directory of the node's identity, config and control socket."

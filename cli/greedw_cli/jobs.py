@@ -14,7 +14,7 @@ from greedw_cli.console import explain, make_console, print_json, print_line
 from greedw_cli.daemon import AsJson, StateDir, connect, convert
 from greedw_cli.pace import Pace
 from greedw_cli.progress import Reporter, follow
-from greedw_daemon.client import ControlClient
+from greedw_daemon.control.client import ControlClient
 from greedw_p2p.errors import DaemonError
 from greedw_p2p.jobs.registry import DEFAULTS, MNIST_2NN, job_kinds
 from greedw_p2p.node.status import JobStatus

@@ -9,7 +9,7 @@ import typer
 
 from greedw_cli.console import explain, print_json, print_line
 from greedw_cli.daemon import AsJson, StateDir, chosen_state_dir, connect
-from greedw_daemon.client import ControlClient, prepare_init, prepare_join
+from greedw_daemon.control.client import ControlClient, prepare_init, prepare_join
 from greedw_p2p.errors import DaemonError
 
 JOIN_S: Final = 45.0

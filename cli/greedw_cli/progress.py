@@ -14,7 +14,7 @@ from rich.text import Text
 from greedw_cli import figures
 from greedw_cli.daemon import convert
 from greedw_cli.pace import Pace
-from greedw_daemon.client import ControlClient
+from greedw_daemon.control.client import ControlClient
 from greedw_p2p.errors import DaemonError
 from greedw_p2p.node.status import JobStatus
 

@@ -10,7 +10,7 @@ from greedw_cli import exits, figures
 from greedw_cli.console import print_json, print_line
 from greedw_cli.daemon import AsJson, StateDir, connect, convert
 from greedw_cli.tree_text import children_of, one_line
-from greedw_daemon.client import ControlClient
+from greedw_daemon.control.client import ControlClient
 from greedw_p2p.node.status import JobStatus, MemberStatus, NodeState, NodeStatus, TopologyStatus
 
 HEALTHY: Final = "healthy"

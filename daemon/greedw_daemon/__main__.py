@@ -10,10 +10,10 @@ from typing import Final
 import uvloop
 
 from greedw_daemon import log_setup
+from greedw_daemon.cluster.state_dir import StateDir
 from greedw_daemon.daemon import Daemon
 from greedw_daemon.notify import Notifier
 from greedw_daemon.settings import Settings, parse_settings
-from greedw_daemon.state_dir import StateDir
 from greedw_p2p.errors import ConfigError, DaemonError
 
 CONFIG_EXIT: Final = 78

@@ -13,19 +13,19 @@ from collections.abc import Awaitable, Callable
 from importlib.metadata import version
 from typing import Any, Final
 
-from greedw_daemon.addresses import address_for_peers
-from greedw_daemon.cluster_setup import found_cluster, join_cluster
-from greedw_daemon.control_server import ControlServer
-from greedw_daemon.handshake import HandshakeStream
-from greedw_daemon.invites import InviteBook
-from greedw_daemon.job_order import JobOrder
-from greedw_daemon.join import names_cluster
-from greedw_daemon.listener import Listener
+from greedw_daemon.cluster.invites import InviteBook
+from greedw_daemon.cluster.join import names_cluster
+from greedw_daemon.cluster.setup import found_cluster, join_cluster
+from greedw_daemon.cluster.state_dir import StateDir
+from greedw_daemon.control.server import ControlServer
+from greedw_daemon.jobs.order import JobOrder
 from greedw_daemon.log_setup import get_logger
+from greedw_daemon.network.addresses import address_for_peers
+from greedw_daemon.network.handshake import HandshakeStream
+from greedw_daemon.network.listener import Listener
 from greedw_daemon.notify import Notifier
 from greedw_daemon.runtime import NodeRuntime
 from greedw_daemon.settings import Settings
-from greedw_daemon.state_dir import StateDir
 from greedw_daemon.tasks import TaskSet
 from greedw_p2p.config import Address
 from greedw_p2p.errors import DaemonError, StateDirError

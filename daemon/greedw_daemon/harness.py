@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
-from greedw_daemon.client import ControlClient
+from greedw_daemon.control.client import ControlClient
 from greedw_p2p.errors import DaemonError
 
 START_S: Final = 20.0

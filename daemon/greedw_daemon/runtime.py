@@ -15,13 +15,13 @@ from typing import Any, Final
 
 import msgspec
 
-from greedw_daemon.content import ContentClient, ContentServer
-from greedw_daemon.data_plane import DataPlane
-from greedw_daemon.job_hosts import JobHosts
-from greedw_daemon.job_order import JobOrder
+from greedw_daemon.cluster.state_dir import AcceptedConfig, Agreement, ClusterRecord, StateDir
+from greedw_daemon.data_plane.plane import DataPlane
+from greedw_daemon.jobs.hosts import JobHosts
+from greedw_daemon.jobs.order import JobOrder
 from greedw_daemon.log_setup import get_logger
-from greedw_daemon.mesh import Mesh
-from greedw_daemon.state_dir import AcceptedConfig, Agreement, ClusterRecord, StateDir
+from greedw_daemon.network.content import ContentClient, ContentServer
+from greedw_daemon.network.mesh import Mesh
 from greedw_daemon.tasks import TaskSet
 from greedw_p2p.config import Address, Config, Member
 from greedw_p2p.errors import DaemonError, PeerError

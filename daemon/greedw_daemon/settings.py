@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from greedw_daemon.addresses import DEFAULT_PORT, is_loopback, parse_listen
-from greedw_daemon.client import default_state_dir
+from greedw_daemon.cluster.state_dir import clean_name
+from greedw_daemon.control.client import default_state_dir
 from greedw_daemon.log_setup import FORMATS, LEVELS
-from greedw_daemon.state_dir import clean_name
+from greedw_daemon.network.addresses import DEFAULT_PORT, is_loopback, parse_listen
 from greedw_p2p.errors import ConfigError
 
 DEFAULT_LISTEN: Final = f"127.0.0.1:{DEFAULT_PORT}"

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from greedw_daemon import content
-from greedw_daemon.content import PIECE_BYTES, ContentClient, ContentServer
+from greedw_daemon.network import content as content
+from greedw_daemon.network.content import PIECE_BYTES, ContentClient, ContentServer
 from greedw_p2p.errors import PeerError
 from greedw_p2p.ids import Incarnation, MemberId, NodeId
 from greedw_p2p.wire.messages import Bytes, ContentMessage, GetBytes

@@ -11,10 +11,15 @@ from typing import Any
 import pytest
 import uvloop
 
-from greedw_daemon import control_server
-from greedw_daemon.client import ControlClient, default_state_dir, prepare_init, prepare_join
-from greedw_daemon.control_server import LINE_BYTES_MAX, ControlServer
-from greedw_daemon.state_dir import CONTROL_SOCKET, StateDir
+from greedw_daemon.cluster.state_dir import CONTROL_SOCKET, StateDir
+from greedw_daemon.control import server as control_server
+from greedw_daemon.control.client import (
+    ControlClient,
+    default_state_dir,
+    prepare_init,
+    prepare_join,
+)
+from greedw_daemon.control.server import LINE_BYTES_MAX, ControlServer
 from greedw_p2p.errors import ConfigError, DaemonError
 
 Scene = Callable[[ControlServer], Coroutine[Any, Any, None]]

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from greedw_daemon import invites
-from greedw_daemon.invites import InviteBook
-from greedw_daemon.state_dir import INVITES, StateDir
+from greedw_daemon.cluster import invites as invites
+from greedw_daemon.cluster.invites import InviteBook
+from greedw_daemon.cluster.state_dir import INVITES, StateDir
 from greedw_p2p.errors import DaemonError
 from greedw_p2p.ids import NodeId
 from greedw_p2p.wire.messages import JoinRequest, RefusalCode, Refused

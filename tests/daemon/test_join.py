@@ -9,13 +9,13 @@ from typing import Any, Final, Self
 
 import pytest
 
-from greedw_daemon import join
-from greedw_daemon.cluster_setup import found_cluster, join_cluster
-from greedw_daemon.handshake import HandshakeStream
-from greedw_daemon.invites import InviteBook
-from greedw_daemon.join import names_cluster, read_token, redeem
-from greedw_daemon.listener import Listener
-from greedw_daemon.state_dir import StateDir
+from greedw_daemon.cluster import join as join
+from greedw_daemon.cluster.invites import InviteBook
+from greedw_daemon.cluster.join import names_cluster, read_token, redeem
+from greedw_daemon.cluster.setup import found_cluster, join_cluster
+from greedw_daemon.cluster.state_dir import StateDir
+from greedw_daemon.network.handshake import HandshakeStream
+from greedw_daemon.network.listener import Listener
 from greedw_p2p.config import Address, Member
 from greedw_p2p.errors import DaemonError
 from greedw_p2p.ids import ClusterId, Incarnation, LineageId, NodeId

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 import pytest
 import uvloop
 
-from greedw_daemon.handshake import HandshakeStream, RefusedError, connect, greet
-from greedw_daemon.listener import Listener
+from greedw_daemon.network.handshake import HandshakeStream, RefusedError, connect, greet
+from greedw_daemon.network.listener import Listener
 from greedw_p2p.config import Address, Member
 from greedw_p2p.errors import ConfigError, DaemonError, PeerError
 from greedw_p2p.ids import ClusterId, Incarnation, NodeId
@@ -118,7 +118,7 @@ def test_stranger_that_says_nothing_or_nonsense_is_dropped_in_time(first: bytes)
 def test_flood_of_silent_strangers_does_not_keep_an_honest_one_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("greedw_daemon.listener.HANDSHAKES_MAX", 8)
+    monkeypatch.setattr("greedw_daemon.network.listener.HANDSHAKES_MAX", 8)
 
     async def scene(_: Door, address: Address) -> None:
         opened = [await asyncio.open_connection(address.host, address.port) for _ in range(20)]

@@ -7,10 +7,10 @@ from typing import Any, Self
 import pytest
 import uvloop
 
-from greedw_daemon import mesh as mesh_module
-from greedw_daemon.handshake import HandshakeStream, RefusedError, connect, greet
-from greedw_daemon.listener import Listener
-from greedw_daemon.mesh import Mesh
+from greedw_daemon.network import mesh as mesh_module
+from greedw_daemon.network.handshake import HandshakeStream, RefusedError, connect, greet
+from greedw_daemon.network.listener import Listener
+from greedw_daemon.network.mesh import Mesh
 from greedw_p2p.config import Member
 from greedw_p2p.errors import HandshakeError
 from greedw_p2p.ids import ClusterId, EntryIndex, Incarnation, LineageId, MemberId, NodeId

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from greedw_daemon.client import ControlClient, prepare_init, prepare_join
-from greedw_daemon.state_dir import CONTROL_SOCKET, StateDir
+from greedw_daemon.cluster.state_dir import CONTROL_SOCKET, StateDir
+from greedw_daemon.control.client import ControlClient, prepare_init, prepare_join
 from greedw_p2p.errors import DaemonError
 
 WAIT_S = 20.0

@@ -6,7 +6,12 @@ from pathlib import Path
 import pytest
 
 from greedw_daemon import log_setup
-from greedw_daemon.addresses import DEFAULT_PORT, address_for_peers, is_loopback, parse_listen
+from greedw_daemon.network.addresses import (
+    DEFAULT_PORT,
+    address_for_peers,
+    is_loopback,
+    parse_listen,
+)
 from greedw_daemon.settings import parse_settings
 from greedw_p2p.config import Address
 from greedw_p2p.errors import ConfigError
@@ -106,7 +111,7 @@ def test_log_lines_carry_the_node_and_key_values() -> None:
     log_setup.configure(node="lab-a", log_format="text", level="info", stream=stream)
     log_setup.get_logger().info("peer lost", peer="lab-b", reason="it closed the connection")
     log_setup.get_logger().debug("not shown")
-    logging.getLogger("greedw_daemon.bulk").warning("attempt broken entry=%d", 7)
+    logging.getLogger("greedw_daemon.data_plane.links").warning("attempt broken entry=%d", 7)
     first, second = stream.getvalue().splitlines()
     assert 'node=lab-a event="peer lost" peer=lab-b reason="it closed the connection"' in first
     assert 'level=warning node=lab-a event="attempt broken entry=7"' in second

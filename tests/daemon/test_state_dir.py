@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from greedw_daemon import state_dir as files
-from greedw_daemon.state_dir import (
+from greedw_daemon.cluster import state_dir as files
+from greedw_daemon.cluster.state_dir import (
     SCHEMA,
     AcceptedConfig,
     Agreement,
@@ -94,7 +94,9 @@ def test_second_process_is_refused_with_the_first_ones_id(tmp_path: Path) -> Non
     with StateDir.open(tmp_path):
         with pytest.raises(StateDirError, match=f"in use by process {os.getpid()}$"):
             StateDir.open(tmp_path)
-        program = f"from greedw_daemon.state_dir import *; StateDir.open(Path({str(tmp_path)!r}))"
+        program = (
+            f"from greedw_daemon.cluster.state_dir import *; StateDir.open(Path({str(tmp_path)!r}))"
+        )
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
         assert done.returncode == 1
         assert f"in use by process {os.getpid()}".encode() in done.stderr
@@ -103,7 +105,7 @@ def test_second_process_is_refused_with_the_first_ones_id(tmp_path: Path) -> Non
 
 def test_lock_ends_with_its_process_however_it_ends(tmp_path: Path) -> None:
     program = (
-        "import os; from greedw_daemon.state_dir import *;"
+        "import os; from greedw_daemon.cluster.state_dir import *;"
         f"StateDir.open(Path({str(tmp_path)!r})); os.kill(os.getpid(), 9)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)

@@ -11,7 +11,7 @@ import uvloop
 import xxhash
 from numpy.typing import NDArray
 
-from greedw_daemon.data_plane import AttemptOrder, DataPlane, Regions
+from greedw_daemon.data_plane.plane import AttemptOrder, DataPlane, Regions
 from greedw_p2p.ids import (
     Ballot,
     ContentDigest,

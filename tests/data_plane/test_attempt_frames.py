@@ -3,8 +3,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from greedw_daemon.attempt_frames import LINK_CELLS_MAX, AttemptFrames
-from greedw_daemon.attempt_order import AttemptOrder
+from greedw_daemon.data_plane.frames import LINK_CELLS_MAX, AttemptFrames
+from greedw_daemon.data_plane.order import AttemptOrder
 from greedw_p2p.ids import Ballot, EntryIndex, Incarnation, LineageId, MemberId, NodeId
 from greedw_p2p.limits import BULK_HEADER_BYTES_MAX, MEMBERS_MAX
 from greedw_p2p.links.cell import CODE_MAX, LinkCell

@@ -253,7 +253,7 @@ def test_a_connection_lost_before_the_parent_began_is_replaced_and_everything_se
 def test_a_parent_that_cannot_be_reached_breaks_the_attempt_within_the_deadline(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("greedw_daemon.data_plane.DIAL_DEADLINE_S", 0.3)
+    monkeypatch.setattr("greedw_daemon.data_plane.plane.DIAL_DEADLINE_S", 0.3)
 
     async def scenario() -> None:
         async with Cluster(2) as cluster:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import xxhash
 
-from greedw_daemon.data_plane import Regions
+from greedw_daemon.data_plane.plane import Regions
 from greedw_p2p.ids import (
     Ballot,
     ContentDigest,

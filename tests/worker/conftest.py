@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import uvloop
 
-from greedw_daemon.worker_host import Worker
-from greedw_daemon.worker_messages import Stage
+from greedw_daemon.worker.host import Worker
+from greedw_daemon.worker.messages import Stage
 from greedw_p2p.ids import Ballot, EntryId, EntryIndex, JobId, StateDigest
 from greedw_p2p.jobs.job import Partial
 from greedw_p2p.jobs.registry import open_data

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from greedw_daemon.calibration import BUDGET_NS, PASSES_MAX, SAMPLES_MAX, fixed_units
+from greedw_daemon.worker.calibration import BUDGET_NS, PASSES_MAX, SAMPLES_MAX, fixed_units
 
 
 def _times(fixed_ns: int, unit_ns: int, sizes: list[int]) -> Callable[[int], int]:

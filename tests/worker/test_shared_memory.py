@@ -5,7 +5,12 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from greedw_daemon.shared_memory import REGION_ALIGNMENT, Regions, SharedMemory, create_memory
+from greedw_daemon.worker.shared_memory import (
+    REGION_ALIGNMENT,
+    Regions,
+    SharedMemory,
+    create_memory,
+)
 from greedw_p2p.errors import JobError
 from greedw_p2p.jobs.job import JobLayout
 from greedw_p2p.limits import MIB

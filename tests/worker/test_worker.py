@@ -14,9 +14,9 @@ import uvloop
 import xxhash
 from threadpoolctl import threadpool_limits
 
-from greedw_daemon.shared_memory import create_memory
-from greedw_daemon.worker import JobRunner
-from greedw_daemon.worker_messages import Apply, Flip, OpenJob, Stage
+from greedw_daemon.worker.main import JobRunner
+from greedw_daemon.worker.messages import Apply, Flip, OpenJob, Stage
+from greedw_daemon.worker.shared_memory import create_memory
 from greedw_p2p.errors import DataSetError, WorkerError
 from greedw_p2p.ids import Ballot, ContentDigest, EntryId, EntryIndex, NodeId
 from greedw_p2p.jobs.job import Gradient, Job, Partial, StateBytes

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from greedw_daemon import worker_messages as messages
+from greedw_daemon.worker import messages as messages
 from greedw_p2p.errors import MalformedMessageError
 from greedw_p2p.ids import Ballot, ContentDigest, EntryId, EntryIndex, JobId, NodeId, StateDigest
 from greedw_p2p.jobs.spec import JobSpec

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 import pytest
 import uvloop
 
-from greedw_daemon.worker import FAULT_EXIT_CODE, FAULT_VARIABLE
-from greedw_daemon.worker_host import Worker
+from greedw_daemon.worker.host import Worker
+from greedw_daemon.worker.main import FAULT_EXIT_CODE, FAULT_VARIABLE
 from greedw_p2p.errors import WorkerError
 from greedw_p2p.ids import Ballot, EntryIndex, JobId, NodeId
 from greedw_p2p.jobs.registry import open_data
@@ -424,7 +424,7 @@ def test_kill_needs_no_loop(recorder: "Recorder", run_loop: "RunLoop") -> None:
 DAEMON = """
 import asyncio, sys
 import uvloop
-from greedw_daemon.worker_host import Worker
+from greedw_daemon.worker.host import Worker
 from greedw_p2p.ids import Ballot, EntryIndex, JobId, NodeId
 from greedw_p2p.jobs.registry import open_data
 from greedw_p2p.jobs.registry import open_data

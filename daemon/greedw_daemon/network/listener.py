@@ -11,8 +11,8 @@ import errno
 import socket
 from typing import Final, Protocol
 
-from greedw_daemon.handshake import HANDSHAKE_S, HandshakeStream
 from greedw_daemon.log_setup import get_logger
+from greedw_daemon.network.handshake import HANDSHAKE_S, HandshakeStream
 from greedw_daemon.tasks import TaskSet
 from greedw_p2p.config import Address
 from greedw_p2p.errors import ConfigError, DaemonError, PeerError

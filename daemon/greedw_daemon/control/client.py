@@ -11,9 +11,9 @@ from typing import Any, Final, cast
 
 import platformdirs
 
-from greedw_daemon.cluster_setup import found_cluster, join_cluster
-from greedw_daemon.join import UNKNOWN_ADDRESS
-from greedw_daemon.state_dir import CONTROL_SOCKET, StateDir
+from greedw_daemon.cluster.join import UNKNOWN_ADDRESS
+from greedw_daemon.cluster.setup import found_cluster, join_cluster
+from greedw_daemon.cluster.state_dir import CONTROL_SOCKET, StateDir
 from greedw_p2p.errors import DaemonError, StateDirError
 
 STATE_DIR_VARIABLE: Final = "GREEDW_STATE_DIR"

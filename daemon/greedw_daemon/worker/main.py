@@ -1,7 +1,7 @@
 """The worker process: computes one job, so that the daemon never has to.
 
-Run by the daemon as ``python -m greedw_daemon.worker SOCKET MEMORY PARENT``, with two inherited
-descriptors and the daemon's process id. One thread takes requests and carries them out in order,
+Run by the daemon as ``python -m greedw_daemon.worker.main SOCKET MEMORY PARENT``, with two
+inherited descriptors and the daemon's process id. One thread takes requests and carries them out in order,
 so an ``Apply`` waits for the ``Compute`` before it and no two ever touch the memory at once. A
 second thread only watches the socket, and ends the process when the daemon closes it, whatever
 the first one is computing. Should C code hold the interpreter at that moment, the kernel ends the
@@ -28,9 +28,8 @@ from typing import Final, Self
 import threadpoolctl
 import xxhash
 
-from greedw_daemon.calibration import fixed_units
-from greedw_daemon.shared_memory import SharedMemory
-from greedw_daemon.worker_messages import (
+from greedw_daemon.worker.calibration import fixed_units
+from greedw_daemon.worker.messages import (
     PACKET_BYTES_MAX,
     Applied,
     Apply,
@@ -56,6 +55,7 @@ from greedw_daemon.worker_messages import (
     decode_request,
     encode,
 )
+from greedw_daemon.worker.shared_memory import SharedMemory
 from greedw_p2p.errors import DataSetError, GreedwError
 from greedw_p2p.ids import NO_STATE, EntryId, StateDigest
 from greedw_p2p.jobs import registry

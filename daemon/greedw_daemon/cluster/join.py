@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 from typing import Final
 
-from greedw_daemon.handshake import HANDSHAKE_S, RefusedError, connect
+from greedw_daemon.network.handshake import HANDSHAKE_S, RefusedError, connect
 from greedw_p2p.config import Address, Member
 from greedw_p2p.errors import DaemonError, PeerError, TokenError, TokenVersionError
 from greedw_p2p.ids import ClusterId

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import msgspec
 
-from greedw_daemon.hosted_job import HostedJob, JobSurroundings
-from greedw_daemon.job_order import JobOrder
+from greedw_daemon.jobs.hosted import HostedJob, JobSurroundings
+from greedw_daemon.jobs.order import JobOrder
 from greedw_daemon.log_setup import get_logger
 from greedw_daemon.tasks import TaskSet
 from greedw_p2p.errors import DaemonError, DataSetError, JobError, WorkerError

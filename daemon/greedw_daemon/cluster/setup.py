@@ -3,8 +3,8 @@
 import os
 from typing import Any
 
-from greedw_daemon.join import INCOMPATIBLE, read_token, redeem
-from greedw_daemon.state_dir import SCHEMA, ClusterRecord, StateDir, clean_name
+from greedw_daemon.cluster.join import INCOMPATIBLE, read_token, redeem
+from greedw_daemon.cluster.state_dir import SCHEMA, ClusterRecord, StateDir, clean_name
 from greedw_p2p.config import Address, Member
 from greedw_p2p.errors import DaemonError
 from greedw_p2p.ids import ClusterId, LineageId, MemberId

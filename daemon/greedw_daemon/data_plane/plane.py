@@ -21,9 +21,9 @@ from typing import Final, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from greedw_daemon.all_reduce import AllReduce
-from greedw_daemon.attempt_order import AttemptKey, AttemptOrder, Regions, slot_memory
-from greedw_daemon.bulk import BulkLink, Verdict
+from greedw_daemon.data_plane.all_reduce import AllReduce
+from greedw_daemon.data_plane.links import BulkLink, Verdict
+from greedw_daemon.data_plane.order import AttemptKey, AttemptOrder, Regions, slot_memory
 from greedw_daemon.log_setup import get_logger
 from greedw_daemon.tasks import TaskSet
 from greedw_p2p.errors import ContributionError, PeerError, ViewMismatchError

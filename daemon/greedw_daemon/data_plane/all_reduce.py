@@ -15,9 +15,9 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from greedw_daemon.attempt_frames import AttemptFrames, figures_of, outcome_of, part_of
-from greedw_daemon.attempt_order import AttemptOrder, Regions, bytes_of, cut, whole_vector
-from greedw_daemon.bulk import BulkLink, Verdict
+from greedw_daemon.data_plane.frames import AttemptFrames, figures_of, outcome_of, part_of
+from greedw_daemon.data_plane.links import BulkLink, Verdict
+from greedw_daemon.data_plane.order import AttemptOrder, Regions, bytes_of, cut, whole_vector
 from greedw_p2p.errors import (
     MalformedFrameError,
     MalformedMessageError,

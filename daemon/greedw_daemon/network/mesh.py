@@ -15,8 +15,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from greedw_daemon.handshake import HandshakeStream, greet, reason_of
 from greedw_daemon.log_setup import get_logger
+from greedw_daemon.network.handshake import HandshakeStream, greet, reason_of
 from greedw_daemon.tasks import TaskSet
 from greedw_p2p.config import Address, Member
 from greedw_p2p.errors import HandshakeError, PeerError

@@ -5,7 +5,7 @@ from typing import Final
 
 import msgspec.msgpack
 
-from greedw_daemon.attempt_order import AttemptOrder
+from greedw_daemon.data_plane.order import AttemptOrder
 from greedw_p2p.errors import ViewMismatchError
 from greedw_p2p.ids import ContentDigest, NodeId, short
 from greedw_p2p.links.cell import LinkCell

@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from greedw_daemon.state_dir import Invite, StateDir
+from greedw_daemon.cluster.state_dir import Invite, StateDir
 from greedw_p2p.errors import DaemonError
 from greedw_p2p.ids import NodeId
 from greedw_p2p.invitation import SECRET_BYTES, TOKEN_ID_BYTES

@@ -22,7 +22,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Final
 
-from greedw_daemon.worker_messages import PACKET_BYTES_MAX
+from greedw_daemon.worker.messages import PACKET_BYTES_MAX
 from greedw_p2p.limits import KIB
 
 logger = logging.getLogger(__name__)
@@ -261,7 +261,7 @@ def _spawn(channel: int, memory: int, stderr: int) -> subprocess.Popen[bytes]:
     environment = {name: v for name, v in os.environ.items() if name not in _SERVICE_VARIABLES}
     numbers = [str(number) for number in (channel, memory, os.getpid())]
     return subprocess.Popen(  # noqa: S603 - our own interpreter, our own module
-        [sys.executable, "-P", "-m", "greedw_daemon.worker", *numbers],
+        [sys.executable, "-P", "-m", "greedw_daemon.worker.main", *numbers],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=stderr,

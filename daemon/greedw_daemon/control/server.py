@@ -14,8 +14,8 @@ from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
 from typing import Any, Final, cast
 
+from greedw_daemon.cluster.state_dir import CONTROL_SOCKET
 from greedw_daemon.log_setup import get_logger
-from greedw_daemon.state_dir import CONTROL_SOCKET
 from greedw_daemon.tasks import TaskSet
 from greedw_p2p.errors import ConfigError, DaemonError, GreedwError, StateDirError
 

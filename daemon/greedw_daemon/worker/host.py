@@ -10,8 +10,7 @@ import signal
 from collections import deque
 from typing import Final, Protocol, Self, TypeVar
 
-from greedw_daemon.shared_memory import SharedMemory, create_memory
-from greedw_daemon.worker_messages import (
+from greedw_daemon.worker.messages import (
     Applied,
     Apply,
     BucketReady,
@@ -36,7 +35,8 @@ from greedw_daemon.worker_messages import (
     decode_report,
     encode,
 )
-from greedw_daemon.worker_process import Ending, WorkerProcess
+from greedw_daemon.worker.process import Ending, WorkerProcess
+from greedw_daemon.worker.shared_memory import SharedMemory, create_memory
 from greedw_p2p.errors import DataSetError, GreedwError, MalformedMessageError, WorkerError
 from greedw_p2p.ids import Ballot, EntryId, EntryIndex, JobId, StateDigest
 from greedw_p2p.jobs.job import DataSetFacts, Gradient, JobLayout, Partial

@@ -12,10 +12,10 @@ from typing import Final, Protocol
 
 import xxhash
 
-from greedw_daemon.attempt_order import AttemptOrder, Regions, bytes_of, whole_vector
-from greedw_daemon.data_plane import DataPlane
-from greedw_daemon.worker_host import Worker
-from greedw_daemon.worker_messages import Stage
+from greedw_daemon.data_plane.order import AttemptOrder, Regions, bytes_of, whole_vector
+from greedw_daemon.data_plane.plane import DataPlane
+from greedw_daemon.worker.host import Worker
+from greedw_daemon.worker.messages import Stage
 from greedw_p2p.errors import DataSetError, PeerError, WorkerError
 from greedw_p2p.ids import (
     NO_STATE,

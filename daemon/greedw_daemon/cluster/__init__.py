@@ -1,0 +1,1 @@
+"""Membership on disk: the state directory, invitations, founding and joining a cluster."""

@@ -1,0 +1,1 @@
+"""The control socket: how commands on this machine talk to the daemon."""

@@ -1,0 +1,1 @@
+"""The network: one listening port, a control connection per peer, content by digest."""

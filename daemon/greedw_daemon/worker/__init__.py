@@ -1,0 +1,1 @@
+"""The worker: the process that computes, its shared memory, and how the daemon talks to it."""
