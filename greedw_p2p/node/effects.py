@@ -112,7 +112,10 @@ class CancelAttempt:
 
 @dataclass(frozen=True, slots=True)
 class FetchResult:
-    """Fetch a result's bytes by digest from ``holder``; answered by AttemptFinished."""
+    """Fetch a result's bytes by digest from ``holder``.
+
+    Answered by AttemptFinished, or by AttemptBroken where they do not come.
+    """
 
     index: EntryIndex
     ballot: Ballot

@@ -54,6 +54,7 @@ class SimCluster:
 
         self._links: set[tuple[NodeId, NodeId]] = set()
         self._dialling: set[tuple[NodeId, NodeId]] = set()
+        self._fetches: dict[tuple[NodeId, NodeId], effects.FetchResult] = {}
         self._requests = 0
         self._trace = hashlib.blake2b(digest_size=16)
         self._lineage = LineageId(f"{seed % 2**64:032x}")
@@ -269,10 +270,10 @@ class SimCluster:
         if pair not in self._links:
             host.fetch_failed(effect, "not connected")
             return
-        life = host.member
+        self._fetches[pair] = effect
 
         def answer() -> None:
-            if not host.is_up or host.member != life:
+            if self._fetches.pop(pair, None) is not effect:
                 return
             values = holder.serve(effect.digest)
             if values is None:
@@ -330,6 +331,9 @@ class SimCluster:
         self.network.cut(one, other, "control")
         for near, far in ((one, other), (other, one)):
             near_host, far_member = self._by_node[near], self._by_node[far].member
+            fetch = self._fetches.pop((near, far), None)
+            if fetch is not None:
+                near_host.fetch_failed(fetch, reason)
             if near_host.is_up:
                 near_host.deliver(events.PeerDisconnected(far_member.id, reason))
 

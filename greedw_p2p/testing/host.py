@@ -101,7 +101,6 @@ class SimHost:
         self._waiting: deque[events.Event] = deque()
         self._attempt: SimAttempt | None = None
         self._early: deque[tuple[NodeId, tuple[EntryIndex, Ballot], BulkItem]] = deque(maxlen=256)
-        self._results: dict[bytes, tuple[int, ...]] = {}
 
     @property
     def is_up(self) -> bool:
@@ -188,11 +187,13 @@ class SimHost:
 
     def serve(self, digest: bytes) -> tuple[int, ...] | None:
         """Return a result that this host still has."""
-        return self._results.get(digest)
+        found = (worker.results.get(digest) for worker in self.workers.values())
+        return next((values for values in found if values is not None), None)
 
     def fetched(self, effect: effects.FetchResult, values: tuple[int, ...]) -> None:
         """Take a result that was fetched."""
-        self._results[effect.digest] = values
+        for worker in self.workers.values():
+            worker.results[effect.digest] = values
         outcome = RoundOutcome(0, 0.0, 0)
         self.deliver(events.AttemptFinished(effect.index, effect.ballot, effect.digest, outcome))
 
@@ -220,7 +221,6 @@ class SimHost:
         self._attempt = None
         self._waiting.clear()
         self._early.clear()
-        self._results.clear()
 
     def _later(self, delay_us: int, event: events.Event) -> None:
         """Deliver an event of this life's own making."""
@@ -239,8 +239,7 @@ class SimHost:
             case effects.LoadJob(spec, state, _):
                 self._load(spec, state)
             case effects.UnloadJob(job, _):
-                if self.workers.pop(job, None) is not None:
-                    self._results.clear()
+                self.workers.pop(job, None)
             case effects.BeginAttempt():
                 self._begin(effect)
             case effects.CancelAttempt():
@@ -275,7 +274,7 @@ class SimHost:
             return
         worker = self.workers.get(job)
         assert worker is not None, f"{self.name} applies a result of {job}, which it has not loaded"
-        state = worker.apply(entry_id, self._results[digest])
+        state = worker.apply(entry_id, worker.results[digest])
 
         def applied() -> None:
             if self.workers.get(job) is worker:
@@ -384,7 +383,8 @@ class SimHost:
         order = attempt.order
         digest = digest_of(tuple(attempt.result))
         # The next sums take the place of the last ones.
-        self._results = {digest: tuple(attempt.result)}
+        if order.spec.id in self.workers:
+            self.workers[order.spec.id].results = {digest: tuple(attempt.result)}
         outcome = RoundOutcome(figures.samples, figures.loss_sum, figures.correct)
         ranges = () if part is None else part.ranges
         contributions = tuple(Contribution(r.member, r.start, r.units) for r in ranges)

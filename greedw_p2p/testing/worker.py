@@ -65,6 +65,7 @@ class SimWorker:
     current: StateDigest
     second: StateDigest = NO_STATE
     second_of: EntryId = NO_ENTRY
+    results: dict[bytes, tuple[int, ...]] = field(default_factory=dict[bytes, "tuple[int, ...]"])
 
     def apply(self, entry_id: EntryId, values: tuple[int, ...]) -> StateDigest:
         """Compute the second copy."""
