@@ -128,7 +128,7 @@ def test_crash_in_native_code_is_reported_with_its_stack(start_worker: "StartWor
         assert reason.startswith(
             "worker of job job-1 died: signal 11 (SIGSEGV: segmentation fault)\n"
         )
-        assert "greedw_daemon/worker.py" in reason
+        assert "greedw_daemon/worker/main.py" in reason
 
     uvloop.run(main())
 
@@ -147,7 +147,7 @@ def test_exception_in_a_job_is_reported_with_type_text_and_place(
         (reason,) = recorder.failures
         assert reason.startswith("worker of job job-1 failed: RuntimeError: ")
         assert "asked for an exception in round 1" in reason
-        assert "greedw_daemon/worker.py" in reason
+        assert "greedw_daemon/worker/main.py" in reason
         assert [index for index, _ in recorder.computed] == [0]
         assert recorder.buckets[-1] == (1, 0)
 
