@@ -5,6 +5,7 @@ who stay know it; only then does it stop, so that nobody is left without the ent
 """
 
 from greedw_p2p.ids import EntryIndex
+from greedw_p2p.limits import TICK_US
 from greedw_p2p.log.entry import Entry
 from greedw_p2p.log.ledger import Ledger
 from greedw_p2p.node.context import Context
@@ -14,6 +15,9 @@ from greedw_p2p.node.open_entry import OpenEntry
 LEAVE_WITHIN_US = 15_000_000
 """How long a user's wish to leave waits for a leader that can act, before it is given up."""
 
+OUTSIDE_TICKS = 4
+"""How long a node that is no member says that it leaves before it stops."""
+
 
 class Departure:
     """This node's way out."""
@@ -21,6 +25,7 @@ class Departure:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._request: int | None = None
+        self._begun_us = 0
         self._deadline_us = 0
         self._removed_at: EntryIndex | None = None
         self._stopped = False
@@ -32,6 +37,8 @@ class Departure:
             context.out.emit(Reply(request, "this node is leaving already"))
             return
         self._request = request if self._request is None else self._request
+        if not context.leaving:
+            self._begun_us = context.now_us
         self._deadline_us = context.now_us + LEAVE_WITHIN_US
         context.leaving = True
         context.out.note(Severity.INFO, "leaving")
@@ -61,8 +68,10 @@ class Departure:
         if ledger is None:
             return True
         if self._removed_at is None:
-            alone = len(ledger.config.members) == 1
-            return alone or not context.is_member
+            if context.is_member:
+                return len(ledger.config.members) == 1
+            # The entry that admits it may be on its way: as a dead member it would be missed.
+            return context.now_us >= self._begun_us + OUTSIDE_TICKS * TICK_US
         if ledger.index > self._removed_at:
             return True
         knowing = [

@@ -3,6 +3,7 @@
 The same seed gives the same run, to the last effect; the trace digest says so.
 """
 
+import functools
 import hashlib
 import random
 from collections.abc import Callable
@@ -289,6 +290,18 @@ class SimCluster:
     def unit_us_of(self, node: NodeId) -> int:
         """Return how long a host computes at a sample."""
         return self._by_node[node].unit_us
+
+    def ended(self, host: SimHost) -> None:
+        """Close the connections of a host that has stopped, after what was sent on them."""
+        life = host.member
+
+        def close(one: NodeId, other: NodeId) -> None:
+            if host.member == life:
+                self._disconnect(one, other, "it closed the connection")
+
+        for one, other in sorted(self._links):
+            if one == host.node_id:
+                self.network.send(one, other, "control", functools.partial(close, one, other))
 
     def observe(self, host: SimHost, effect: effects.Effect) -> None:
         """Write the trace and show the effect to the oracle."""

@@ -60,6 +60,10 @@ class Wires(Protocol):
         """Return how long a host computes at a sample, for the report that rides up from it."""
         ...
 
+    def ended(self, host: "SimHost") -> None:
+        """Close the connections of a host that has stopped, after what was sent on them."""
+        ...
+
     def observe(self, host: "SimHost", effect: effects.Effect) -> None:
         """Show an effect to the oracle and the trace."""
         ...
@@ -257,6 +261,7 @@ class SimHost:
             case effects.Stopped():
                 self.stopped = effect
                 self.crash()
+                self._wires.ended(self)
             case effects.HangUp() | effects.Committed():
                 pass
 

@@ -198,6 +198,20 @@ def test_leave_is_given_up_with_the_leaders_name_when_the_leader_is_gone() -> No
     assert cluster.status(leaver).state.value == "member"
 
 
+@pytest.mark.parametrize("wait_ms", range(12))
+def test_newcomer_that_leaves_at_once_does_not_stay_as_a_dead_member(wait_ms: int) -> None:
+    cluster = SimCluster(3, seed=5)
+    cluster.found()
+    cluster.join(1)
+    cluster.run_until(lambda: cluster.are_members(0, 1), within_us=30 * SECOND_US)
+    cluster.join(2)
+    cluster.run_until(lambda: cluster.status(2).committed > 0, within_us=5 * SECOND_US)
+    cluster.run_for(wait_ms * 1000)
+    cluster.leave(2)
+    cluster.run_until(lambda: cluster.hosts[2].stopped is not None, within_us=5 * SECOND_US)
+    cluster.run_until(lambda: cluster.are_members(0, 1), within_us=5 * SECOND_US)
+
+
 # -- jobs that do not start -----------------------------------------------------------------------
 
 
