@@ -309,6 +309,8 @@ class SimCluster:
         if isinstance(effect, effects.Committed):
             assert host.node is not None, "only a running node commits"
             self.oracle.committed(host.member.id, host.node.lineage, effect.entry)
+        elif isinstance(effect, effects.FlipState):
+            self.oracle.flipped(host.member.id, effect.entry_id)
 
     # -- inside ---------------------------------------------------------------------------------
 

@@ -40,6 +40,7 @@ class Oracle:
     def __init__(self, replay: Callable[[], str]) -> None:
         self._replay = replay
         self._chains: dict[LineageId, _Chain] = {}
+        self._flips: dict[MemberId, EntryId] = {}
         self.commits = 0
         self.rounds = 0
 
@@ -50,6 +51,7 @@ class Oracle:
     def sent(self, sender: MemberId, lineage: LineageId, message: ControlMessage) -> None:
         """Look at a message as it leaves its sender."""
         chain = self._chains[lineage]
+        self._require(sender not in self._flips, f"{sender} works on a state that is not committed")
         match message:
             case Accept(ballot, entry):
                 self._accept_sent(chain, sender, ballot, entry)
@@ -63,6 +65,10 @@ class Oracle:
     def committed(self, member: MemberId, lineage: LineageId, entry: Entry) -> None:
         """Check an entry that a node has committed."""
         chain = self._chains[lineage]
+        flipped = self._flips.pop(member, None)
+        self._require(
+            flipped in (None, entry.id()), f"{member} took over the state of another entry"
+        )
         self.commits += 1
         first = entry.index not in chain.chosen
         if first:
@@ -72,6 +78,11 @@ class Oracle:
             chain.chosen[entry.index] == entry.id(),
             f"two values for entry {entry.index}: {member} committed another",
         )
+
+    def flipped(self, member: MemberId, entry_id: EntryId) -> None:
+        """Take note that a state became current; its entry must be committed before all else."""
+        self._require(member not in self._flips, f"{member} took over two states for one entry")
+        self._flips[member] = entry_id
 
     def applied(self, lineage: LineageId, entry_id: EntryId, state: StateDigest) -> None:
         """Check that all replicas get the same state from the same entry."""
