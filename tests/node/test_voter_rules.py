@@ -10,6 +10,7 @@ from greedw_p2p.ids import (
     Ballot,
     ContentDigest,
     EntryId,
+    EntryIndex,
     LineageId,
     MemberId,
     StateDigest,
@@ -201,3 +202,47 @@ def test_attempt_on_another_view_is_refused_by_name(voter: Voter) -> None:
     assert len(broken) == 1
     assert isinstance(broken[0], Broken)
     assert "derives another view" in broken[0].reason
+
+
+def start_after(voter: Voter) -> Start:
+    """Return the START of the entry after the round, on a view that is not this voter's."""
+    index, ballot = EntryIndex(voter.round.index + 1), Ballot(0, voter.round.leader)
+    ids = tuple(sorted((voter.me, voter.leader, voter.other)))
+    return Start(index, voter.round.id(), ballot, EntryKind.ROUND, ids, b"v" * 16, b"p" * 16)
+
+
+def member_of(voter: Voter, entry: Entry) -> MemberId:
+    member = entry.config.find(entry.leader)
+    assert member is not None
+    return member.id
+
+
+def test_accepted_round_is_committed_by_a_message_that_builds_on_it(voter: Voter) -> None:
+    voter.tell(voter.accept)
+    told = voter.tell(start_after(voter), voter.leader)
+    assert [e.entry for e in told if isinstance(e, effects.Committed)] == [voter.round]
+
+
+def test_message_that_is_ahead_is_handled_when_the_entry_before_it_is_committed(
+    voter: Voter,
+) -> None:
+    sender = member_of(voter, voter.round)
+    if sender == voter.me:
+        sender = voter.leader
+    ahead = Prepare(EntryIndex(voter.round.index + 1), voter.round.id(), Ballot(1, sender.node))
+    assert answers(voter.tell(ahead, sender), Promise) == []
+    told = voter.tell(Commit(voter.round))
+    assert len(answers(told, Promise)) == 1
+
+
+def test_node_that_was_removed_acknowledges_nothing_more(voter: Voter) -> None:
+    removal = msgspec.structs.replace(
+        voter.config_entry(), config=voter.round.config.changed(removed=(voter.me,))
+    )
+    voter.tell(Commit(removal))
+    after = msgspec.structs.replace(
+        removal, index=EntryIndex(removal.index + 1), previous=removal.id()
+    )
+    owner = member_of(voter, removal) if removal.leader != voter.me.node else voter.leader
+    accept = Accept(Ballot(1, owner.node), after, owner.node)
+    assert answers(voter.tell(accept, owner), Ack) == []
