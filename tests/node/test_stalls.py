@@ -2,12 +2,17 @@
 
 import pytest
 
+from greedw_p2p.config import Member
+from greedw_p2p.ids import Incarnation, LineageId, NodeId
+from greedw_p2p.limits import MEMBERS_MAX
 from greedw_p2p.log.entry import EntryKind
+from greedw_p2p.membership.rumour import Liveness, Rumour
+from greedw_p2p.node import events
 from greedw_p2p.node.effects import Send
 from greedw_p2p.testing.cluster import SimCluster
 from greedw_p2p.testing.host import SimHost
 from greedw_p2p.testing.network import NetworkOptions
-from greedw_p2p.wire.messages import Accept, Broken, Commit, Declined, PrepareJob, Start
+from greedw_p2p.wire.messages import Accept, Broken, Commit, Declined, Gossip, PrepareJob, Start
 
 SECOND_US = 1_000_000
 
@@ -113,6 +118,36 @@ def test_member_that_missed_more_entries_than_are_kept_takes_part_again() -> Non
     cluster.run_for(40 * SECOND_US)
     cluster.submit(near)
     cluster.run_until(lambda: finished(cluster, 0, 1, 2), within_us=20 * SECOND_US)
+
+
+def test_nodes_that_come_and_go_do_not_fill_gossip_beyond_a_message() -> None:
+    cluster = SimCluster.formed(3, seed=7)
+    longest = 0
+
+    def measure(_host: SimHost, send: Send) -> bool:
+        nonlocal longest
+        if isinstance(send.message, Gossip):
+            longest = max(longest, len(send.message.rumours))
+        return False
+
+    cluster.loses = measure
+    life = cluster.hosts[1].member
+    for batch in range(4):
+        rumours = tuple(
+            Rumour(
+                Member(NodeId(f"{batch:02x}{number:030x}"), Incarnation(1), "gone", life.address),
+                0,
+                Liveness.LEFT,
+            )
+            for number in range(150)
+        )
+        message = Gossip(rumours, (), answer=False)
+        lineage = LineageId(cluster.status(0).lineage)
+        cluster.hosts[0].deliver(events.MessageReceived(life.id, lineage, message))
+        cluster.run_for(SECOND_US)
+    cluster.run_for(15 * SECOND_US)
+    assert 32 < longest <= MEMBERS_MAX
+    assert cluster.are_members(0, 1, 2)
 
 
 # -- lost messages and lost bytes -----------------------------------------------------------------
