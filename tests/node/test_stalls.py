@@ -12,7 +12,16 @@ from greedw_p2p.node.effects import Send
 from greedw_p2p.testing.cluster import SimCluster
 from greedw_p2p.testing.host import SimHost
 from greedw_p2p.testing.network import NetworkOptions
-from greedw_p2p.wire.messages import Accept, Broken, Commit, Declined, Gossip, PrepareJob, Start
+from greedw_p2p.wire.messages import (
+    Accept,
+    Broken,
+    Commit,
+    Declined,
+    Entries,
+    Gossip,
+    PrepareJob,
+    Start,
+)
 
 SECOND_US = 1_000_000
 
@@ -219,6 +228,19 @@ def test_leave_waits_for_a_round_that_takes_long() -> None:
     cluster.leave(2)
     cluster.run_until(lambda: cluster.hosts[2].stopped is not None, within_us=60 * SECOND_US)
     assert errors_of(cluster, 2) == [""]
+
+
+def test_leader_that_leaves_stays_until_the_others_know_of_it() -> None:
+    cluster = SimCluster.formed(3, seed=3)
+    cluster.run_for(8 * SECOND_US)
+    leader = leader_of(cluster)
+    cluster.loses = lambda _host, send: isinstance(send.message, Commit | Entries)
+    cluster.leave(leader)
+    cluster.run_for(3 * SECOND_US)
+    assert cluster.status(leader).state.value == "leaving"
+    cluster.loses = lambda _host, _send: False
+    cluster.run_until(lambda: cluster.hosts[leader].stopped is not None, within_us=5 * SECOND_US)
+    assert cluster.are_members(*(n for n in range(3) if n != leader))
 
 
 def test_leave_is_given_up_with_the_leaders_name_when_the_leader_is_gone() -> None:
