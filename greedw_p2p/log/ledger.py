@@ -48,6 +48,9 @@ class Ledger:
         self.entry_id = entry.id()
         self.view = view
         self._recent: deque[Entry] = deque([entry], maxlen=ENTRIES_KEPT)
+        self.job_changed_at = entry.index
+        """The newest entry that changed the job: a round, an evaluation, its start or its end."""
+
         self._folded: tuple[Config, ViewDelta, View] | None = None
         self._ended: deque[JobState] = deque(maxlen=JOBS_KEPT)
 
@@ -128,5 +131,7 @@ class Ledger:
     def _remember_job(self, entry: Entry) -> None:
         """Keep the newest job for people if ``entry`` replaces it by another."""
         before = self.entry.job
+        if entry.job != before:
+            self.job_changed_at = entry.index
         if before is not None and (entry.job is None or entry.job.spec.id != before.spec.id):
             self._ended.append(before)

@@ -109,15 +109,28 @@ class Context:
         """Tell whether this node hears a quorum of the committed config, both ways."""
         return self.ledger is not None and self.peers.hears_quorum(self.ledger.config)
 
+    @property
+    def my_name(self) -> str:
+        """This node's name for people."""
+        return self.name_of(self.me.node)
+
     def name_of(self, node: NodeId) -> str:
-        """Return a node's name for people; its short id where no name is known."""
+        """Return a node's name for people, with its short id where two members share a name."""
+        name = self._own_name_of(node)
+        if name is None:
+            return short(node)
+        members = () if self.config is None else self.config.members
+        shared = any(m.name == name and m.node != node for m in members)
+        return f"{name}-{short(node)}" if shared else name
+
+    def _own_name_of(self, node: NodeId) -> str | None:
         if node == self.me.node:
             return self.me.name
         peer = self.peers.find(node)
         if peer is not None:
             return peer.member.name
         member = None if self.config is None else self.config.find(node)
-        return short(node) if member is None else member.name
+        return None if member is None else member.name
 
     def persist(
         self,

@@ -147,7 +147,10 @@ class Node:
         self._contacts.connected(member)
         self._leading.resend_to(member.id)
         context.out.note(
-            Severity.INFO, "peer connected", peer=member.name, address=str(member.address)
+            Severity.INFO,
+            "peer connected",
+            peer=context.name_of(member.node),
+            address=str(member.address),
         )
 
     def _disconnected(self, peer: MemberId, reason: str) -> None:
@@ -161,12 +164,13 @@ class Node:
     def _note_loss(self, member: Member, reason: str) -> None:
         """Log the loss of a peer with the link and the phase, loudly if it is a member."""
         context = self._context
+        name = context.name_of(member.node)
         matters = context.config is not None and member.id in context.config
         context.out.note(
             Severity.WARNING if matters else Severity.INFO,
             "peer lost",
-            peer=member.name,
-            link=f"{context.me.name} - {member.name}",
+            peer=name,
+            link=f"{context.my_name} - {name}",
             phase=phase_of(self._voting.open, context.ledger),
             reason=reason,
         )

@@ -84,7 +84,7 @@ class JobDesk:
             error = f"job {event.job} has already ended" if ended else f"no job {event.job} here"
             self._context.out.emit(Reply(event.request, error))
             return
-        reason = f"stopped by a user at {self._context.me.name}"
+        reason = f"stopped by a user at {self._context.my_name}"
         self._enter(
             Propose(event.request, RequestKind.STOP_JOB, event.job, None, StateDigest(b""), reason)
         )
@@ -231,7 +231,11 @@ class JobDesk:
             job: (loading.spec, ()) for job, loading in self._loading.items()
         }
         if starting is not None and config is not None:
-            missing = tuple(m.name for m in config.members if m.id not in starting.prepared)
+            missing = tuple(
+                self._context.name_of(m.node)
+                for m in config.members
+                if m.id not in starting.prepared
+            )
             found[starting.spec.id] = (starting.spec, missing)
         return tuple(found[job] for job in sorted(found))
 
@@ -262,7 +266,7 @@ class JobDesk:
 
     def _lose(self, job: JobId, why: str) -> None:
         """Go on without the job's worker, and ask for the job's end."""
-        self._failure = (job, f"{self._context.me.name}: {why}"[:4000])
+        self._failure = (job, f"{self._context.my_name}: {why}"[:4000])
         self._context.lost_job = job
         self._context.out.note(Severity.ERROR, "worker failed", job=job, reason=why)
         self._propose_failure()
@@ -272,7 +276,7 @@ class JobDesk:
         self._context.out.note(Severity.ERROR, "job refused here", job=job, reason=reason)
         self._context.out.emit(UnloadJob(job, None))
         self._context.out.send(leader, JobPrepared(job, reason[:4000]))
-        self._answer(job, f"{self._context.me.name} cannot run it: {reason}")
+        self._answer(job, f"{self._context.my_name} cannot run it: {reason}")
 
     def _drop(self, job: JobId, reason: str) -> None:
         """Unload a job that does not start, and answer those who wait for it."""
@@ -330,9 +334,9 @@ class JobDesk:
             return
         for member in config.members:
             if not self._context.peers.is_reachable(member.id):
+                name = self._context.name_of(member.node)
                 self._decline_start(
-                    f"{member.name} is not reachable at {member.address}; every member takes part "
-                    "in a job"
+                    f"{name} is not reachable at {member.address}; every member takes part in a job"
                 )
                 return
         if self._context.now_us // TICK_US % 4 == 0:

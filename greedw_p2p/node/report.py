@@ -36,7 +36,7 @@ def report_status(context: Context, entry: OpenEntry | None, desk: JobDesk) -> N
     pause = pause_reason(context, entry)
     return NodeStatus(
         node=context.me.node,
-        name=context.me.name,
+        name=context.my_name,
         incarnation=context.me.incarnation,
         address=str(context.me.address),
         cluster=context.boot.cluster_name,
@@ -94,18 +94,19 @@ def _broken_reason(entry: OpenEntry | None) -> str:
 
 def _loss_of(context: Context, member: Member) -> str:
     peer = context.peers.get(member.id)
-    link = f"link {context.me.name} - {member.name}"
+    name = context.name_of(member.node)
+    link = f"link {context.my_name} - {name}"
     if peer is None:
         newer = context.peers.find(member.node)
         if newer is not None and newer.member.incarnation > member.incarnation:
-            return f"{member.name} has restarted and lost its memory ({link})"
-        return f"{member.name} was never heard ({link}, {member.address})"
+            return f"{name} has restarted and lost its memory ({link})"
+        return f"{name} was never heard ({link}, {member.address})"
     heard = "" if peer.heard_us is None else f", last heard {_ago(context, peer.heard_us)} ago"
     if not peer.connected:
-        return f"{member.name} is gone: {peer.lost} ({link}{heard})"
+        return f"{name} is gone: {peer.lost} ({link}{heard})"
     if peer.silent:
-        return f"{member.name} is silent ({link}{heard})"
-    return f"{member.name} does not hear {context.me.name} ({link})"
+        return f"{name} is silent ({link}{heard})"
+    return f"{name} does not hear {context.my_name} ({link})"
 
 
 def _ago(context: Context, then_us: int) -> str:
@@ -141,7 +142,7 @@ def _member(context: Context, ledger: Ledger, plan: Plan | None, member: Member)
     condition = context.peers.condition(member.id)
     return MemberStatus(
         id=member.node,
-        name=member.name,
+        name=context.name_of(member.node),
         incarnation=member.incarnation,
         address=str(member.address),
         state=(Condition.FAILED if condition is Condition.UNKNOWN else condition).value,
@@ -199,19 +200,23 @@ def _job_status(
 
 
 def _digests(context: Context) -> dict[str, str]:
-    """Return the state digests of the members that are at the same entry as this node."""
+    """Return the state digests of the members that have the same round as this node.
+
+    While a job runs, those are the ones at the same entry; afterwards, all that know of its end.
+    """
     ledger = context.ledger
     if ledger is None:
         return {}
     found: dict[str, StateDigest] = {}
     if context.state is not None:  # else it is still computed, and the digest is of a round before
-        found[context.me.name] = context.shown_state
+        found[context.my_name] = context.shown_state
     for peer in context.peers.all():
         heartbeat = peer.heartbeat
         if heartbeat is None or peer.member.id not in ledger.config:
             continue
-        if heartbeat.entry_id == ledger.entry_id:
-            found[peer.member.name] = heartbeat.state
+        ended = ledger.running_job is None and heartbeat.committed >= ledger.job_changed_at
+        if ended or heartbeat.entry_id == ledger.entry_id:
+            found[context.name_of(peer.member.node)] = heartbeat.state
     return {name: found[name].hex() for name in sorted(found) if found[name] != NO_STATE}
 
 

@@ -124,7 +124,7 @@ class Voting:
         if attempt is None or event.ballot != attempt.ballot or attempt.broken:
             return
         context = self._context
-        link = f"link {context.me.name} - {context.name_of(event.peer)}"
+        link = f"link {context.my_name} - {context.name_of(event.peer)}"
         attempt.broken = f"{link}: {event.reason} ({event.phase})"
         context.out.note(
             Severity.WARNING,
@@ -443,7 +443,7 @@ class Voting:
     def _tell_broken(self, entry: OpenEntry, attempt: Attempt) -> None:
         owner = self._member_of(attempt.ballot.owner)
         if owner is not None:
-            reason = f"{self._context.me.name}: {attempt.broken}"[:1000]
+            reason = f"{self._context.my_name}: {attempt.broken}"[:1000]
             broken = Broken(entry.index, entry.previous, attempt.ballot, reason)
             self._context.out.send(owner, broken)
 
@@ -463,7 +463,7 @@ class Voting:
     def _tell_mismatch(self, sender: MemberId, message: Start, plan: Plan) -> None:
         what = "view" if message.view != plan.view_digest else "plan"
         reason = (
-            f"{self._context.me.name} derives another {what} for entry {message.index} than "
+            f"{self._context.my_name} derives another {what} for entry {message.index} than "
             f"{self._context.name_of(sender.node)}: the nodes run different versions"
         )
         self._context.out.note(
