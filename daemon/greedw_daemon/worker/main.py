@@ -1,9 +1,9 @@
 """The worker process: computes one job, so that the daemon never has to.
 
 Run by the daemon as ``python -m greedw_daemon.worker.main SOCKET MEMORY PARENT``, with two
-inherited descriptors and the daemon's process id. One thread takes requests and carries them out in order,
-so an ``Apply`` waits for the ``Compute`` before it and no two ever touch the memory at once. A
-second thread only watches the socket, and ends the process when the daemon closes it, whatever
+inherited descriptors and the daemon's process id. One thread takes requests and carries them out in
+order, so an ``Apply`` waits for the ``Compute`` before it and no two ever touch the memory at once.
+A second thread only watches the socket, and ends the process when the daemon closes it, whatever
 the first one is computing. Should C code hold the interpreter at that moment, the kernel ends the
 process when the daemon dies, and the daemon's SIGKILL when it does not.
 
