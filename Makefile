@@ -31,4 +31,4 @@ determinism:
 	$(PYTHON) -m pytest -q tests/links tests/log tests/membership tests/node tests/plan
 
 demo:
-	$(PYTHON) -m greedw_cli.app demo
+	$(PYTHON) -m greedw_cli demo

@@ -1,87 +1,32 @@
-"""The ``greedw`` command: its subcommands, and what every one of them does with errors."""
+"""The entry point of ``greedw``. It loads the commands late, so that Ctrl-C is never loud."""
 
-import io
+import os
+import signal
 import sys
-from importlib.metadata import version
-from pathlib import Path
-from typing import Annotated
+from types import FrameType
+from typing import NoReturn
 
-import typer
-
-from greedw_cli import demo, exits, jobs, members, status, topology
-from greedw_cli.console import print_line, report_error
-from greedw_cli.daemon import STATE_DIR_HELP
-from greedw_p2p.errors import ConfigError, DaemonError, GreedwError
-
-app = typer.Typer(
-    name="greedw",
-    help="Train one model on a handful of unequal machines, with no server and no special node.",
-    epilog=exits.EPILOG,
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-
-
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        print_line(f"greedw {version('greedw-p2p')}")
-        raise typer.Exit
-
-
-@app.callback()
-def _before_the_subcommand(
-    context: typer.Context,
-    *,
-    state_dir: Annotated[
-        Path | None,
-        typer.Option(
-            "--state-dir",
-            metavar="DIR",
-            envvar="GREEDW_STATE_DIR",
-            show_default=False,
-            help=STATE_DIR_HELP + " Every subcommand takes it as well.",
-        ),
-    ] = None,
-    _version: Annotated[
-        bool,
-        typer.Option(
-            "--version", callback=_print_version, is_eager=True, help="Print the version."
-        ),
-    ] = False,
-) -> None:
-    context.obj = state_dir
-
-
-app.command("demo")(demo.demo)
-app.command("init")(members.init)
-app.command("invite")(members.invite)
-app.command("join")(members.join)
-app.command("leave")(members.leave)
-app.command("status")(status.status)
-app.command("topology")(topology.topology)
-app.command("train")(jobs.train)
-app.command("jobs")(jobs.jobs)
-app.command("stop")(jobs.stop)
+_INTERRUPTED = 130
 
 
 def main() -> None:
-    """Run one command and exit with its code; expected errors never show a traceback."""
-    for stream in (sys.stdout, sys.stderr):
-        # Trees are drawn in box characters; a terminal that lacks them shows "?" and no traceback.
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")
+    """Run one command and exit with its code; Ctrl-C while it loads ends it without a word."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.default_int_handler:  # not where Ctrl-C is ignored, as under nohup
+        signal.signal(signal.SIGINT, _end_at_once)
     try:
-        app()
-    except DaemonError as error:
-        report_error(str(error), error.hint)
-        sys.exit(error.exit_code)
-    except ConfigError as error:
-        report_error(str(error), error.hint)
-        sys.exit(exits.FAILED)
-    except GreedwError as error:
-        report_error(str(error))
-        sys.exit(exits.FAILED)
+        from greedw_cli.commands import run  # noqa: PLC0415 - numpy and typer take a while to load
+
+        signal.signal(signal.SIGINT, before)
+        run()
     except KeyboardInterrupt:
-        sys.exit(exits.INTERRUPTED)
+        sys.exit(_INTERRUPTED)
+
+
+def _end_at_once(_number: int, _frame: FrameType | None) -> NoReturn:
+    """End without an exception, which a half-done import could swallow, or print."""
+    os._exit(_INTERRUPTED)
+
+
+if __name__ == "__main__":
+    main()
