@@ -14,8 +14,9 @@ from greedw_cli.console import explain, make_console, print_json
 from greedw_cli.daemon import AsJson, convert
 from greedw_cli.demo_screen import DemoScreen, Outcome, as_json_object, print_summary
 from greedw_cli.interruptions import Interrupted, Interruptions
+from greedw_cli.job_choice import ENDED
 from greedw_cli.pace import Pace
-from greedw_cli.progress import ENDED, POLL_S, note_pace
+from greedw_cli.progress import POLL_S, note_pace
 from greedw_daemon.harness import DaemonProcess, LocalCluster
 from greedw_p2p.errors import DaemonError
 from greedw_p2p.jobs.registry import DEFAULTS, MNIST_2NN

@@ -7,11 +7,12 @@ from typing import Annotated, Any, Final
 import msgspec
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from greedw_cli import exits, figures
 from greedw_cli.console import explain, make_console, print_json, print_line
 from greedw_cli.daemon import AsJson, StateDir, connect, convert
+from greedw_cli.job_choice import JobList, choose_job, known_jobs
+from greedw_cli.job_table import job_lines
 from greedw_cli.pace import Pace
 from greedw_cli.progress import Reporter, follow
 from greedw_daemon.control.client import ControlClient
@@ -86,46 +87,68 @@ def train(
         raise typer.Exit(exits.INTERRUPTED) from None
 
 
-def jobs(context: typer.Context, *, as_json: AsJson = False, state_dir: StateDir = None) -> None:
-    """List the jobs, newest last."""
-    answer = connect(context, state_dir).call("jobs")
+def jobs(
+    context: typer.Context,
+    job: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="JOB",
+            show_default=False,
+            help="Only this job: its id, or the beginning of it. With --follow, the running one.",
+        ),
+    ] = None,
+    *,
+    follow_it: Annotated[
+        bool, typer.Option("--follow", help="Follow the job to its end, as train does.")
+    ] = False,
+    as_json: AsJson = False,
+    state_dir: StateDir = None,
+) -> None:
+    """List the jobs, newest last; or follow one."""
+    client = connect(context, state_dir)
+    if follow_it:
+        _follow_again(client, choose_job(known_jobs(client), job), as_json=as_json)
+        return
+    answer = client.call("jobs")
+    listed = convert(answer, JobList).jobs
+    if job is not None:
+        listed = (choose_job(listed, job),)
+        answer |= {"jobs": [entry for entry in answer["jobs"] if entry["id"] == listed[0].id]}
     if as_json:
         print_json(answer)
-        return
-    listed = convert(answer, _Jobs).jobs
-    if not listed:
+    elif listed:
+        for line in job_lines(listed):
+            print_line(line)
+    else:
         print_line("No job has been started here. Next: greedw train mnist-2nn")
-        return
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("job", "kind", "state"):
-        table.add_column(name)
-    for name in ("round", "loss", "accuracy"):
-        table.add_column(name, justify="right")
-    table.add_column("reason")
-    for job in listed:
-        table.add_row(
-            job.id,
-            job.kind,
-            job.state,
-            f"{job.round:,} of {job.rounds:,}",
-            figures.loss(job.loss),
-            figures.percent(job.accuracy),
-            job.reason,
-        )
-    make_console().print(table)
 
 
 def stop(
     context: typer.Context,
     job: Annotated[
-        str, typer.Argument(metavar="JOB", help="The job's id, as greedw jobs lists it.")
-    ],
+        str | None,
+        typer.Argument(
+            metavar="JOB",
+            show_default=False,
+            help="The job's id, or the beginning of it. Default: the one that runs.",
+        ),
+    ] = None,
     *,
     state_dir: StateDir = None,
 ) -> None:
     """End a job after the round in progress, on every member."""
-    connect(context, state_dir, STOP_S).call("stop", job=job)
-    print_line(f"The job {job} is stopped.")
+    client = connect(context, state_dir, STOP_S)
+    job_id = choose_job(known_jobs(client), job).id
+    client.call("stop", job=job_id)
+    print_line(f"The job {job_id} is stopped.")
+
+
+def _follow_again(client: ControlClient, job: JobStatus, *, as_json: bool) -> None:
+    try:
+        _follow_to_the_end(client, job.id, as_json=as_json, embedded=False)
+    except KeyboardInterrupt:
+        _explain_going_on(job.id)
+        raise typer.Exit(exits.INTERRUPTED) from None
 
 
 class _Submission:
@@ -145,14 +168,14 @@ class _Submission:
     def explain_interruption(self) -> None:
         """Say what becomes of the job that nobody follows any more."""
         if self.job:
-            explain(f"\nThe job {self.job} goes on without this command.")
-            explain(f"greedw status shows it, greedw stop {self.job} ends it.")
+            _explain_going_on(self.job)
         else:
-            explain("\nThe daemon may have started the job nevertheless: see greedw jobs.")
+            explain("The daemon may have started the job nevertheless: see greedw jobs.")
 
 
-class _Jobs(msgspec.Struct, frozen=True):
-    jobs: tuple[JobStatus, ...]
+def _explain_going_on(job_id: str) -> None:
+    explain(f"The job {job_id} goes on without this command.")
+    explain(f"greedw jobs --follow {job_id} follows it again, greedw stop {job_id} ends it.")
 
 
 def _check(kind: str, learning_rate: float, momentum: float) -> None:
@@ -186,9 +209,8 @@ def _follow_to_the_end(
     if job.state == "failed":
         raise DaemonError(f"the job {job_id} failed: {job.reason or 'no reason was given'}")
     if job.state == "stopped":
-        raise DaemonError(
-            f"the job {job_id} was stopped after round {job.round:,} {job.reason}".strip()
-        )
+        reason = f": {job.reason}" if job.reason else ""
+        raise DaemonError(f"the job {job_id} was stopped after round {job.round:,}{reason}")
 
 
 def _print_result(console: Console, job: JobStatus, seconds: float, *, embedded: bool) -> None:

@@ -140,7 +140,7 @@ def test_train_says_for_people_how_it_ended(four: LocalCluster, greedw: Run) -> 
     assert answer.code == 0, answer
     assert "2,000 held-out digits (not the official test set), 8 rounds" in answer.out
     table = greedw("jobs", "--state-dir", four.first.state_dir).out
-    assert "8 of 8" in table
+    assert " 8/8 " in table
     assert "finished" in table
 
 
