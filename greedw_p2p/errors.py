@@ -5,6 +5,7 @@
     GreedwError
     ├── ConfigError              the operator must change a setting or a file
     │   ├── StateDirError        the state directory cannot be used as it is
+    │   │   └── StateDirInUseError   another process uses it now
     │   ├── TokenError           an invitation is mistyped, cut short, or refused
     │   │   └── TokenVersionError    another version of greedw made it
     │   └── DataSetError         a data set is missing, truncated, or not the job's
@@ -37,6 +38,10 @@ class ConfigError(GreedwError):
 
 class StateDirError(ConfigError):
     """The state directory cannot be created, locked, read or written."""
+
+
+class StateDirInUseError(StateDirError):
+    """Another process holds the state directory's lock."""
 
 
 class TokenError(ConfigError):

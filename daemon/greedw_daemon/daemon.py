@@ -6,12 +6,13 @@ or ``join``, until ``leave``.
 """
 
 import asyncio
+import importlib
 import os
 import signal
 import time
 from collections.abc import Awaitable, Callable
 from importlib.metadata import version
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from greedw_daemon.cluster.invites import InviteBook
 from greedw_daemon.cluster.join import names_cluster
@@ -24,13 +25,11 @@ from greedw_daemon.network.addresses import address_for_peers
 from greedw_daemon.network.handshake import HandshakeStream
 from greedw_daemon.network.listener import Listener
 from greedw_daemon.notify import Notifier
-from greedw_daemon.runtime import NodeRuntime
 from greedw_daemon.settings import Settings
 from greedw_daemon.tasks import TaskSet
 from greedw_p2p.config import Address
 from greedw_p2p.errors import DaemonError, StateDirError
 from greedw_p2p.invitation import Invitation, format_token, hash_of_cluster
-from greedw_p2p.kernels import summation
 from greedw_p2p.limits import TICK_US
 from greedw_p2p.node.effects import Stopped
 from greedw_p2p.wire.codec import decode
@@ -43,7 +42,13 @@ from greedw_p2p.wire.messages import (
     Refused,
 )
 
+if TYPE_CHECKING:
+    from greedw_daemon.runtime import NodeRuntime
+
 SCHEMA: Final = 1
+READY_S: Final = 60.0
+"""How long a call waits for the daemon to be ready: kernels may have to be compiled first."""
+
 LEAVE_S: Final = 10.0
 """How long a signal waits for the round in progress and the others' agreement to the leave."""
 
@@ -54,6 +59,7 @@ STUCK_EVENTS: Final = 1024
 CONTACTS_MAX: Final = 64
 """Members that a newcomer is told; it learns of the others from them."""
 
+TIMED_OUT: Final = 4
 _UNPREPARED_HINT: Final = "greedw init makes a new cluster, greedw join TOKEN enters one"
 
 _ABANDONABLE: Final = frozenset({"train"})
@@ -78,7 +84,7 @@ class Daemon:
         self._address: Address | None = None
         self._runtime: NodeRuntime | None = None
         self._leaving: NodeRuntime | None = None
-        self._warm: asyncio.Future[None] | None = None
+        self._ready = asyncio.Event()
         self._membership = asyncio.Lock()
         self._stop_asked = asyncio.Event()
         self._hurry_asked = asyncio.Event()
@@ -122,16 +128,17 @@ class Daemon:
 
     async def _start(self) -> None:
         settings = self._settings
+        # First of all: a command that comes now waits for what follows.
+        await self._control.open()
         bound = await self._listener.open(settings.host, settings.port)
         self._address = address_for_peers(bound, settings.advertise)
         loop = asyncio.get_running_loop()
-        self._warm = loop.run_in_executor(None, summation.warm)
-        await self._control.open()
         self._tick_due = loop.time()
         self._tick()
+        loading = loop.run_in_executor(None, _load_kernels)
         # A thread cannot be cancelled; a signal meanwhile is obeyed when it is done.
-        await asyncio.wait((self._warm,))
-        self._warm.result()
+        await asyncio.wait((loading,))
+        loading.result()
         record = self._directory.cluster()
         async with self._membership:
             wanted = record is not None and not self._stop_asked.is_set()
@@ -149,6 +156,7 @@ class Daemon:
         if settings.insecure:
             log.warning("connections are neither encrypted nor authenticated", reason="--insecure")
         self._notifier.ready()
+        self._ready.set()
 
     async def _close(self) -> None:
         if self._ticker is not None:
@@ -191,8 +199,10 @@ class Daemon:
         if not runtime.ended.done():
             log.warning("stopped without the others' agreement to the leave")
 
-    def _begin_life(self) -> NodeRuntime:
+    def _begin_life(self) -> None:
         """Let a node run for the cluster of the state directory."""
+        from greedw_daemon.runtime import NodeRuntime  # noqa: PLC0415 - see _load_kernels
+
         record = self._directory.cluster()
         assert record is not None
         assert self._address is not None
@@ -204,9 +214,8 @@ class Daemon:
             id=runtime.me.node,
             incarnation=runtime.me.incarnation,
         )
-        return runtime
 
-    async def _watch(self, runtime: NodeRuntime) -> None:
+    async def _watch(self, runtime: "NodeRuntime") -> None:
         """End the process when its node ends of itself."""
         stopped: Stopped = await asyncio.shield(runtime.ended)
         if self._is_stopping or runtime is not self._runtime or runtime is self._leaving:
@@ -255,7 +264,7 @@ class Daemon:
         else:
             await runtime.mesh.admit(hello, stream)
 
-    async def _redeem(self, runtime: NodeRuntime, hello: Hello, stream: HandshakeStream) -> None:
+    async def _redeem(self, runtime: "NodeRuntime", hello: Hello, stream: HandshakeStream) -> None:
         frame = await stream.read()
         request = decode(frame.kind, frame.header, (JoinRequest,))
         try:
@@ -294,6 +303,8 @@ class Daemon:
             )
         if self._is_stopping and name != "status":
             raise DaemonError("the daemon is stopping", exit_code=3)
+        if name != "shutdown":
+            await self._wait_ready()
         return {"schema": SCHEMA} | await call(arguments)
 
     async def _status(self, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -317,7 +328,6 @@ class Daemon:
     async def _init(self, arguments: dict[str, Any]) -> dict[str, Any]:
         name = str(arguments.get("name") or "greedw")
         async with self._membership:
-            await self._wait_warm()
             answer = found_cluster(self._directory, name)
             self._begin_life()
             return answer
@@ -325,7 +335,6 @@ class Daemon:
     async def _join(self, arguments: dict[str, Any]) -> dict[str, Any]:
         token = str(arguments.get("token") or "")
         async with self._membership:
-            await self._wait_warm()
             assert self._address is not None
             answer = await join_cluster(self._directory, token, self._address)
             self._begin_life()
@@ -378,11 +387,18 @@ class Daemon:
 
     # -- inside ------------------------------------------------------------------------------------
 
-    async def _wait_warm(self) -> None:
-        assert self._warm is not None
-        await asyncio.wait((self._warm,))
+    async def _wait_ready(self) -> None:
+        try:
+            async with asyncio.timeout(READY_S):
+                await self._ready.wait()
+        except TimeoutError:
+            raise DaemonError(
+                f"the daemon is not ready yet after {READY_S:.0f} s",
+                hint="it compiles kernels, which a busy machine may delay; try again, see its log",
+                exit_code=TIMED_OUT,
+            ) from None
 
-    def _prepared(self) -> NodeRuntime:
+    def _prepared(self) -> "NodeRuntime":
         if self._runtime is None:
             raise DaemonError("this node is in no cluster yet", hint=_UNPREPARED_HINT, exit_code=6)
         return self._runtime
@@ -428,6 +444,17 @@ class Daemon:
             job = status["jobs"][-1]
             line += f", {job['id']} {job['state']}, round {job['round']} of {job['rounds']}"
         return line
+
+
+def _load_kernels() -> None:
+    """Load what needs numba, and have the kernels compiled: seconds, on a busy machine.
+
+    Nothing that this module needs from the start may import it.
+    """
+    importlib.import_module("greedw_daemon.runtime")
+    from greedw_p2p.kernels import summation  # noqa: PLC0415
+
+    summation.warm()
 
 
 def _whole(arguments: dict[str, Any], name: str, default: int) -> int:

@@ -12,6 +12,7 @@ import pytest
 import uvloop
 
 from greedw_daemon.cluster.state_dir import CONTROL_SOCKET, StateDir
+from greedw_daemon.control import client as control_client
 from greedw_daemon.control import server as control_server
 from greedw_daemon.control.client import (
     ControlClient,
@@ -261,7 +262,10 @@ def test_init_without_a_daemon_prepares_once(tmp_path: Path) -> None:
         assert record.cluster == made["cluster"]
 
 
-def test_preparing_beside_a_running_process_is_refused(tmp_path: Path) -> None:
+def test_preparing_beside_a_running_process_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control_client, "STARTING_S", 0.2)
     with StateDir.open(tmp_path), pytest.raises(DaemonError, match=f"by process {os.getpid()}"):
         prepare_init(tmp_path, "lab")
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from greedw_daemon.cluster.setup import found_cluster
 from greedw_daemon.cluster.state_dir import CONTROL_SOCKET, StateDir
 from greedw_daemon.control.client import ControlClient, prepare_init, prepare_join
 from greedw_p2p.errors import DaemonError
@@ -298,6 +299,40 @@ def test_second_signal_stops_at_once(tmp_path: Path, start: Start) -> None:
     assert code == 0, log
     assert time.monotonic() - begin < 5
     assert "second signal" in log
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.1, 0.2, 0.3, 0.5, 0.8])
+def test_commands_right_after_the_start_find_the_daemon(
+    tmp_path: Path, start: Start, delay_s: float
+) -> None:
+    daemon = start(tmp_path / "a")
+    time.sleep(delay_s)  # whatever stage of its start that meets
+    client = ControlClient(tmp_path / "a", WAIT_S)
+    if client.is_running():
+        client.call("init", name="lab")
+    else:
+        prepare_init(tmp_path / "a", "lab")
+    assert client.call("invite")["token"].startswith("gw1-")
+    assert [m["name"] for m in client.call("status")["members"]] == [client.call("status")["name"]]
+    assert daemon.end()[0] == 0
+
+
+def test_daemon_takes_up_a_directory_that_is_prepared_while_it_starts(
+    tmp_path: Path, start: Start
+) -> None:
+    with StateDir.open(tmp_path / "a") as directory:
+        daemon = start(tmp_path / "a")
+        found_cluster(directory, "lab")
+        time.sleep(0.5)  # it tries the lock meanwhile
+    assert daemon.call("status")["members"] != []
+    assert daemon.end()[0] == 0
+
+
+def test_second_daemon_for_a_directory_ends_at_once(alone: Process, start: Start) -> None:
+    second = start(alone.directory)
+    _, log = second.process.communicate(timeout=WAIT_S)
+    assert second.process.returncode == 78
+    assert f"in use by process {alone.process.pid}" in log
 
 
 def test_port_in_use_is_named_and_may_be_retried(tmp_path: Path, start: Start) -> None:

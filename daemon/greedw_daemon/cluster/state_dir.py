@@ -27,7 +27,7 @@ from typing import Annotated, Final, Self, TypeVar
 import msgspec
 
 from greedw_p2p.config import Config, Member, Name
-from greedw_p2p.errors import MalformedMessageError, StateDirError
+from greedw_p2p.errors import MalformedMessageError, StateDirError, StateDirInUseError
 from greedw_p2p.ids import (
     Ballot,
     ClusterIdField,
@@ -134,6 +134,7 @@ class StateDir:
         ``name`` renames the node; without it a new node is named after its host.
 
         Raises:
+            StateDirInUseError: another process uses it.
             StateDirError: it cannot be used; the message says why.
         """
         path = path.expanduser().absolute()
@@ -303,7 +304,7 @@ def _lock(path: Path) -> int:
     except BlockingIOError:
         holder = os.pread(descriptor, 32, 0).decode("ascii", errors="replace").strip() or "unknown"
         os.close(descriptor)
-        raise StateDirError(
+        raise StateDirInUseError(
             f"the state directory {path} is in use by process {holder}",
             hint="stop that one first, or give this node a directory of its own: --state-dir DIR",
         ) from None

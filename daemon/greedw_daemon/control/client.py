@@ -5,38 +5,44 @@ import contextlib
 import json
 import os
 import socket
+import time
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any, Final, cast
 
-import platformdirs
-
 from greedw_daemon.cluster.join import UNKNOWN_ADDRESS
 from greedw_daemon.cluster.setup import found_cluster, join_cluster
 from greedw_daemon.cluster.state_dir import CONTROL_SOCKET, StateDir
-from greedw_p2p.errors import DaemonError, StateDirError
+from greedw_daemon.control.starting import default_state_dir, is_starting
+from greedw_p2p.errors import DaemonError, StateDirError, StateDirInUseError
 
-STATE_DIR_VARIABLE: Final = "GREEDW_STATE_DIR"
+__all__ = ["ControlClient", "default_state_dir", "prepare_init", "prepare_join"]
+
 NOT_RUNNING: Final = 3
 TIMED_OUT: Final = 4
 ANSWER_BYTES_MAX: Final = 64 * 1024 * 1024
+STARTING_S: Final = 20.0
+"""How long a command waits for a daemon that was started and does not listen yet."""
 
+PREPARED_S: Final = 60.0
+"""How long a command that wanted to prepare a directory waits for a daemon that took it first."""
 
-def default_state_dir() -> Path:
-    """Return where a node lives unless told otherwise."""
-    chosen = os.environ.get(STATE_DIR_VARIABLE, "")
-    return Path(chosen) if chosen else Path(platformdirs.user_data_dir("greedw", appauthor=False))
+_LOOK_S: Final = 0.05
 
 
 class ControlClient:
     """Makes calls to the daemon of a state directory, one connection per call."""
 
-    def __init__(self, state_dir: Path, timeout_s: float) -> None:
+    def __init__(
+        self, state_dir: Path, timeout_s: float, *, starting_s: float = STARTING_S
+    ) -> None:
+        """Note where to call, and how long an answer and a daemon that starts may take."""
         self._state_dir = state_dir.expanduser().absolute()
         self._timeout_s = timeout_s
+        self._starting_s = starting_s
 
     def is_running(self) -> bool:
-        """Tell whether a daemon listens on the control socket."""
+        """Tell whether a daemon listens on the control socket; wait for one that is starting."""
         try:
             with self._connect():
                 return True
@@ -68,6 +74,29 @@ class ControlClient:
 
     @contextlib.contextmanager
     def _connect(self) -> Generator[socket.socket]:
+        """Connect, and if a daemon is starting wait until it listens.
+
+        Raises:
+            DaemonError: no daemon runs (exit 3), or it cannot be talked to.
+        """
+        deadline_s = time.monotonic() + self._starting_s
+        while True:
+            # First look who is there: one that begins to listen in between is found all the same.
+            may_come = is_starting(self._state_dir) if self._starting_s > 0 else False
+            with contextlib.ExitStack() as stack:
+                try:
+                    connection = stack.enter_context(self._connect_now())
+                except DaemonError as error:
+                    is_over = time.monotonic() >= deadline_s
+                    if error.exit_code != NOT_RUNNING or not may_come or is_over:
+                        raise
+                else:
+                    yield connection
+                    return
+            time.sleep(_LOOK_S)
+
+    @contextlib.contextmanager
+    def _connect_now(self) -> Generator[socket.socket]:
         """Connect to the control socket, however long the directory's path is."""
         with contextlib.ExitStack() as stack:
             try:
@@ -100,24 +129,43 @@ class ControlClient:
 
 
 def prepare_init(state_dir: Path, cluster_name: str, *, name: str | None = None) -> dict[str, Any]:
-    """Found a cluster in a directory whose daemon does not run.
+    """Found a cluster in a directory whose daemon does not run; by a daemon that just came.
 
     Raises:
         DaemonError: the directory cannot be used, or belongs to a cluster already.
     """
-    with _opened(state_dir, name) as directory:
-        return found_cluster(directory, cluster_name)
+    try:
+        with _opened(state_dir, name) as directory:
+            return found_cluster(directory, cluster_name)
+    except StateDirInUseError as error:
+        return _leave_to_daemon(state_dir, error, "init", name=cluster_name)
 
 
 def prepare_join(state_dir: Path, token: str, *, name: str | None = None) -> dict[str, Any]:
-    """Redeem an invitation for a directory whose daemon does not run.
+    """Redeem an invitation for a directory whose daemon does not run; by one that just came.
 
     Raises:
         DaemonError: the directory cannot be used or belongs to a cluster already, or the
             invitation is mistyped, refused, or cannot be redeemed.
     """
-    with _opened(state_dir, name) as directory:
-        return asyncio.run(join_cluster(directory, token, UNKNOWN_ADDRESS))
+    try:
+        with _opened(state_dir, name) as directory:
+            return asyncio.run(join_cluster(directory, token, UNKNOWN_ADDRESS))
+    except StateDirInUseError as error:
+        return _leave_to_daemon(state_dir, error, "join", token=token)
+
+
+def _leave_to_daemon(
+    state_dir: Path, error: StateDirInUseError, call: str, /, **arguments: object
+) -> dict[str, Any]:
+    """Make the call of the daemon that holds the directory, where it is a daemon that does."""
+    try:
+        client = ControlClient(state_dir, PREPARED_S, starting_s=STARTING_S)
+        return client.call(call, **arguments)
+    except DaemonError as failure:
+        if failure.exit_code != NOT_RUNNING:
+            raise
+        raise DaemonError(str(error), hint=error.hint) from error
 
 
 @contextlib.contextmanager
@@ -125,6 +173,8 @@ def _opened(state_dir: Path, name: str | None) -> Generator[StateDir]:
     try:
         with StateDir.open(state_dir, name=name) as directory:
             yield directory
+    except StateDirInUseError:
+        raise
     except StateDirError as error:
         raise DaemonError(str(error), hint=error.hint) from error
 
