@@ -103,6 +103,7 @@ class Daemon:
             "train": self._train,
             "jobs": self._jobs,
             "stop": self._stop,
+            "evict": self._evict,
             "topology": self._topology,
             "shutdown": self._shutdown,
         }
@@ -326,7 +327,7 @@ class Daemon:
         return topology
 
     async def _init(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        name = str(arguments.get("name") or "greedw")
+        name = str(arguments.get("name", "greedw"))
         async with self._membership:
             answer = found_cluster(self._directory, name)
             self._begin_life()
@@ -378,6 +379,11 @@ class Daemon:
         job = str(arguments.get("job") or "")
         await self._prepared().stop_job(job)
         return {"job": job}
+
+    async def _evict(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        node = str(arguments.get("node") or "")
+        await self._prepared().evict(node)
+        return {"node": node}
 
     async def _shutdown(self, arguments: dict[str, Any]) -> dict[str, Any]:
         del arguments

@@ -136,6 +136,14 @@ class NodeRuntime:
         """
         await self._request(lambda number: events.StopJob(number, JobId(job)))
 
+    async def evict(self, who: str) -> None:
+        """Remove a member that is gone for good.
+
+        Raises:
+            DaemonError: it is no member, is alive, or a quorum cannot be found.
+        """
+        await self._request(lambda number: events.EvictMember(number, who))
+
     async def leave(self) -> None:
         """Take this node out of the cluster, and wait until it may stop.
 

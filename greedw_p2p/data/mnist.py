@@ -65,9 +65,11 @@ def _folder(data_dir: str) -> Traversable:
     if not data_dir:
         return resources.files("greedw_p2p.data") / "mnist10k"
     try:
-        is_folder = Path(data_dir).is_dir()
+        is_folder, is_there = Path(data_dir).is_dir(), Path(data_dir).exists()
     except (OSError, ValueError) as error:
         raise DataSetError(f"cannot look into the data folder {data_dir!r}: {error}") from error
+    if is_there and not is_folder:
+        raise DataSetError(f"{data_dir} is a file, not a data folder", hint=_HINT)
     if not is_folder:
         raise DataSetError(f"there is no data folder {data_dir} on this host", hint=_HINT)
     return Path(data_dir)

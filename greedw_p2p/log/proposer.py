@@ -52,6 +52,8 @@ class Proposer:
         self.ballot: Ballot | None = None
         self.phase = Phase.IDLE
         self.value: Entry | None = None
+        self.holder: NodeId = me
+        """Who has the bytes of the value: whoever accepted it, for a value that was found."""
 
     def refused(self, promised: Ballot) -> None:
         """Remember a ballot that somebody has promised: the next own one must be higher."""
@@ -79,6 +81,7 @@ class Proposer:
         self.ballot = ballot
         self.phase = Phase.PREPARING
         self.value = None
+        self.holder = self._me
         self._promises = {}
         self._acks = set()
         return ballot
@@ -96,7 +99,7 @@ class Proposer:
         if not self._config.is_quorum(self._promises):
             return False
         self.phase = Phase.OPEN
-        self.value = self._value_found()
+        self.value, self.holder = self._value_found()
         return True
 
     def propose(self, entry: Entry) -> None:
@@ -120,13 +123,14 @@ class Proposer:
         answered = self._acks if self.phase is Phase.ACCEPTING else set(self._promises)
         return tuple(member for member in self._config.ids if member not in answered)
 
-    def _value_found(self) -> Entry | None:
-        """Return the entry accepted at the highest ballot among the promises."""
-        best: tuple[Ballot, Entry] | None = None
+    def _value_found(self) -> tuple[Entry | None, NodeId]:
+        """Return the entry accepted at the highest ballot among the promises, and who has it."""
+        best: tuple[Ballot, Entry, NodeId] | None = None
         for member in self._config.ids:
             promise = self._promises.get(member)
             if promise is None or promise.ballot is None or promise.entry is None:
                 continue
-            if best is None or promise.ballot > best[0]:
-                best = (promise.ballot, promise.entry)
-        return None if best is None else best[1]
+            mine = member.node == self._me
+            if best is None or promise.ballot > best[0] or (promise.ballot == best[0] and mine):
+                best = (promise.ballot, promise.entry, member.node)
+        return (None, self._me) if best is None else best[1:]

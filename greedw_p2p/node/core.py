@@ -26,6 +26,7 @@ from greedw_p2p.node.context import Context, Durable
 from greedw_p2p.node.departure import Departure, phase_of
 from greedw_p2p.node.desk import JobDesk
 from greedw_p2p.node.effects import Effect, Severity, Stopped
+from greedw_p2p.node.evictions import Evictions
 from greedw_p2p.node.leading import Leading
 from greedw_p2p.node.outbox import Outbox
 from greedw_p2p.node.report import report_status
@@ -59,7 +60,8 @@ class Node:
         )
         self._desk = JobDesk(self._context)
         self._voting = Voting(self._context, self._committed)
-        self._leading = Leading(self._context, self._voting, self._desk)
+        self._evictions = Evictions(self._context)
+        self._leading = Leading(self._context, self._voting, self._desk, self._evictions)
         self._contacts = Contacts(self._context)
         self._departure = Departure(self._context)
         self._held: dict[MemberId, deque[InstanceMessage]] = {}
@@ -122,6 +124,8 @@ class Node:
                 self._desk.submit(event)
             case events.StopJob():
                 self._desk.stop(event)
+            case events.EvictMember():
+                self._evictions.request(event)
             case events.Leave(request):
                 self._departure.begin(request)
                 # Before this node can be gone: the others tell a leave from a loss by it.
@@ -137,6 +141,7 @@ class Node:
         self._contacts.tick(quiet=attempt is None)
         self._desk.tick(leads=self._leading.leads)
         self._voting.tick()
+        self._evictions.tick()
         self._leading.tick()
         self._departure.tick()
 
@@ -219,6 +224,8 @@ class Node:
                 pass
             case m.Propose():
                 self._desk.on_propose(sender, message, leads=self._leading.leads)
+            case m.Evict():
+                self._evictions.on_evict(message)
             case m.Declined():
                 self._desk.on_declined(message)
             case m.PrepareJob():
@@ -314,6 +321,7 @@ class Node:
         """Follow up on a commit: members that left, requests that are done, what was held."""
         context = self._context
         self._desk.committed(entry.job)
+        self._evictions.committed(entry)
         for peer in context.peers.all():
             leaving = peer.heartbeat is not None and peer.heartbeat.leaving
             if leaving and entry.config.find(peer.member.node) is None:

@@ -144,6 +144,14 @@ class StopJob:
 
 
 @dataclass(frozen=True, slots=True)
+class EvictMember:
+    """An operator asks to remove a member that is gone for good; ``who`` is its name or id."""
+
+    request: int
+    who: str
+
+
+@dataclass(frozen=True, slots=True)
 class Leave:
     """A user or a signal asks this node to leave after the round in progress.
 
@@ -167,5 +175,6 @@ Event = (
     | StateApplied
     | SubmitJob
     | StopJob
+    | EvictMember
     | Leave
 )

@@ -9,7 +9,9 @@ Rules:
    pauses the job: nothing is computed without it.
 3. An attempt that cannot end is replaced by a higher ballot of the same leader: with the change
    that is wanted, or with a new attempt when all participants are back.
-4. The next leader is the root that the plan of the next view prefers, if it hears a quorum; but
+4. Members that an operator evicts are removed by the next entry; if the leader is one of them, the
+   node that was asked takes its place with a higher ballot.
+5. The next leader is the root that the plan of the next view prefers, if it hears a quorum; but
    this node, while it has a change to propose.
 """
 
@@ -29,6 +31,7 @@ from greedw_p2p.node.context import Context
 from greedw_p2p.node.desk import JobDesk
 from greedw_p2p.node.effects import Severity
 from greedw_p2p.node.events import AttemptFinished
+from greedw_p2p.node.evictions import Evictions
 from greedw_p2p.node.open_entry import OpenEntry
 from greedw_p2p.node.voting import Voting
 from greedw_p2p.plan.fold import preferred_root
@@ -57,10 +60,13 @@ class _Change:
 class Leading:
     """The proposer's half of a node."""
 
-    def __init__(self, context: Context, voting: Voting, desk: JobDesk) -> None:
+    def __init__(
+        self, context: Context, voting: Voting, desk: JobDesk, evictions: Evictions
+    ) -> None:
         self._context = context
         self._voting = voting
         self._desk = desk
+        self._evictions = evictions
         self._measured_us = 0
 
     @property
@@ -76,7 +82,7 @@ class Leading:
     def advance(self) -> None:
         """Do what can be done now; called after every event."""
         entry = self._voting.open
-        if entry is None or not self.leads or not self._voting.is_settled:
+        if entry is None or not self._may_propose(entry) or not self._voting.is_settled:
             return
         proposer = entry.proposer
         if proposer.phase is Phase.IDLE:
@@ -87,7 +93,7 @@ class Leading:
     def tick(self) -> None:
         """Repeat to the silent what they may have missed."""
         entry = self._voting.open
-        if entry is None or not self.leads or self._context.now_us < entry.resend_us:
+        if entry is None or self._context.now_us < entry.resend_us:
             return
         entry.resend_us = self._context.now_us + RESEND_TICKS * TICK_US
         ballot = entry.proposer.ballot
@@ -100,13 +106,17 @@ class Leading:
                 out.send_all(silent, Prepare(entry.index, entry.previous, ballot))
             case Phase.ACCEPTING if entry.proposer.value is not None:
                 value = entry.proposer.value
-                out.send_all(silent, Accept(ballot, value, self._context.me.node))
+                out.send_all(silent, Accept(ballot, value, entry.proposer.holder))
             case Phase.OPEN if entry.attempt is not None and entry.attempt.ballot == ballot:
                 start = self._start_message(entry, ballot, entry.attempt.kind)
                 others = tuple(m for m in entry.attempt.participants if m != self._context.id)
                 out.send_all(others, start)
             case _:
                 pass
+
+    def _may_propose(self, entry: OpenEntry) -> bool:
+        """Tell whether the entry is this node's to propose: as leader, or in a leader's place."""
+        return self.leads or entry.proposer.ballot is not None or self._evictions.takes_over
 
     def resend_to(self, member: MemberId) -> None:
         """Repeat the present step to everybody at the next tick: a connection is new."""
@@ -258,7 +268,7 @@ class Leading:
         assert ballot is not None, "a value is proposed in a ballot"
         entry.proposer.propose(value)
         entry.resend_us = self._context.now_us + RESEND_TICKS * TICK_US
-        accept = Accept(ballot, value, self._context.me.node)
+        accept = Accept(ballot, value, entry.proposer.holder)
         self._context.out.send_all(self._ledger().config.ids, accept)
 
     def _propose_failure(self, entry: OpenEntry, job: JobState) -> None:
@@ -345,7 +355,7 @@ class Leading:
 
     def _wanted_change(self) -> _Change | None:
         """Return what the next entry should change, None if nothing must."""
-        removed = self._leavers()
+        removed = (*self._leavers(), *self._evictions.due())
         job = self._desk.wanted_job()
         # Who is admitted with the start of a job would not be ready for its first round.
         busy = job is not None or self._ledger().running_job is not None

@@ -18,7 +18,6 @@ from collections.abc import Callable
 
 from greedw_p2p.ids import NO_STATE, Ballot, EntryId, JobId, MemberId, NodeId, StateDigest, short
 from greedw_p2p.jobs.spec import JobPhase, JobState
-from greedw_p2p.limits import TICK_US
 from greedw_p2p.log.entry import Entry, EntryKind
 from greedw_p2p.log.ledger import Ledger
 from greedw_p2p.node.attempt_plan import plan_attempt, units_of
@@ -28,24 +27,17 @@ from greedw_p2p.node.effects import (
     BeginAttempt,
     CancelAttempt,
     Committed,
-    FetchResult,
     FlipState,
     Severity,
     Stopped,
     UnloadJob,
 )
 from greedw_p2p.node.events import AttemptBroken, AttemptFinished, StateApplied
+from greedw_p2p.node.fetching import fetch_unless_coming, note_failed_fetch
 from greedw_p2p.node.open_entry import Attempt, OpenEntry
 from greedw_p2p.plan.plan import Plan
 from greedw_p2p.view import View
 from greedw_p2p.wire.messages import Accept, Ack, Broken, Nack, Prepare, Promise, Start
-
-FETCH_AGAIN_TICKS = 4
-"""Pause after a fetch that failed."""
-
-BYTES_LATE_TICKS = 20
-"""How long a result may still come down the tree once it is accepted, before it is fetched. It was
-whole at the root by then: a node on the way has lost it, and need not have told."""
 
 
 class Voting:
@@ -118,7 +110,7 @@ class Voting:
         if entry is None or event.index != entry.index:
             return
         if entry.fetching is not None:
-            self._fetch_failed(entry, event)
+            note_failed_fetch(self._context, entry, event)
             return
         attempt = entry.attempt
         if attempt is None or event.ballot != attempt.ballot or attempt.broken:
@@ -273,7 +265,7 @@ class Voting:
             if entry.holds(committed) or blind:
                 self._commit(entry, committed)
             else:
-                self._fetch_unless_coming(entry, committed)
+                fetch_unless_coming(self._context, entry, committed)
             return
         if entry.waiting_accept is None:
             return
@@ -282,7 +274,7 @@ class Voting:
             entry.waiting_accept = None
             self._accept(entry, sender, message)
         else:
-            self._fetch_unless_coming(entry, message.entry)
+            fetch_unless_coming(self._context, entry, message.entry)
 
     def _accept(self, entry: OpenEntry, sender: MemberId, message: Accept) -> None:
         context = self._context
@@ -406,39 +398,6 @@ class Voting:
         """Take the digest of the state after the newest committed entry."""
         self._context.shown_state = digest
         self._context.state = digest
-
-    def _fetch_unless_coming(self, entry: OpenEntry, value: Entry) -> None:
-        """Fetch bytes that no attempt of this node will bring.
-
-        The holder is the root of the attempt. It cannot lose them meanwhile: the sums of the next
-        round take their place, and those need this node's part.
-        """
-        attempt, now_us = entry.attempt, self._context.now_us
-        if entry.fetching == value.result or now_us < entry.fetch_again_us:
-            return
-        if attempt is not None and not attempt.broken:
-            if entry.missed_us is None:
-                entry.missed_us = now_us
-            if now_us - entry.missed_us < BYTES_LATE_TICKS * TICK_US:
-                return
-            attempt.broken = "the result has not come down the tree"
-            self._context.out.emit(CancelAttempt(entry.index, attempt.ballot))
-        entry.fetching = value.result
-        holder = self._ledger().leader if entry.holder is None else entry.holder
-        ballot = Ballot(0, holder) if attempt is None else attempt.ballot
-        self._context.out.emit(FetchResult(entry.index, ballot, value.result, holder))
-
-    def _fetch_failed(self, entry: OpenEntry, event: AttemptBroken) -> None:
-        entry.fetching = None
-        entry.fetches_failed += 1
-        entry.fetch_again_us = self._context.now_us + FETCH_AGAIN_TICKS * TICK_US
-        self._context.out.note(
-            Severity.WARNING,
-            "result not fetched",
-            entry=entry.index,
-            peer=self._context.name_of(event.peer),
-            reason=event.reason,
-        )
 
     def _tell_broken(self, entry: OpenEntry, attempt: Attempt) -> None:
         owner = self._member_of(attempt.ballot.owner)

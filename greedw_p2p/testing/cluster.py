@@ -150,6 +150,13 @@ class SimCluster:
         self.hosts[number].deliver(events.SubmitJob(self._requests, spec, INITIAL_STATE))
         return spec.id
 
+    def evict(self, number: int, victim: int) -> int:
+        """Ask a host to have another one removed for good; returns the request's number."""
+        self._requests += 1
+        who = self.hosts[victim].name
+        self.hosts[number].deliver(events.EvictMember(self._requests, who))
+        return self._requests
+
     def stop_job(self, number: int, job: JobId) -> int:
         """Ask to stop a job; returns the request's number."""
         self._requests += 1

@@ -71,6 +71,7 @@ KIND_OF: Final[dict[type[Record], int]] = {
     messages.Declined: 41,
     messages.PrepareJob: 42,
     messages.JobPrepared: 43,
+    messages.Evict: 44,
     messages.GetBytes: 48,
     messages.Bytes: 49,
     # Bulk connections: 64 to 79.

@@ -252,6 +252,12 @@ class Propose(Record, frozen=True):
     reason: Text
 
 
+class Evict(Record, frozen=True):
+    """Asks the leader to remove a member that is gone; repeated until the log shows it."""
+
+    member: MemberId
+
+
 class Declined(Record, frozen=True):
     """The leader will not propose the request, and why."""
 
@@ -367,6 +373,7 @@ ControlMessage = (
     | Entries
     | NewLineage
     | Propose
+    | Evict
     | Declined
     | PrepareJob
     | JobPrepared
