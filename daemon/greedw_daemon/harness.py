@@ -12,9 +12,11 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
@@ -35,18 +37,33 @@ STOP_S: Final = 8.0
 
 CALL_S: Final = 10.0
 POLL_S: Final = 0.05
-LOG_LINES: Final = 12
-"""Last lines of each log that an error quotes."""
+LOG_LINES: Final = 10
+"""Last lines of a log that an error quotes."""
+
+END_S: Final = 1.0
+"""How long after its last connection broke a process is given to be seen as ended."""
 
 TAG_VARIABLE: Final = "GREEDW_HARNESS"
 """Marks every process of one harness, grandchildren too, so that strays can be found."""
 
+_NOT_RUNNING: Final = 3
 _TIMED_OUT: Final = 4
 _INHERITED_BUT_NOT_OURS: Final = frozenset({"NOTIFY_SOCKET", "WATCHDOG_USEC", "GREEDW_STATE_DIR"})
 
 ResultT = TypeVar("ResultT")
 Shield = Callable[[], contextlib.AbstractContextManager[object]]
 """Makes a block of a few statements that no signal handler may break by raising."""
+
+
+class DaemonEndedError(DaemonError):
+    """A daemon ended that nobody had asked to."""
+
+    def __init__(self, daemon: "DaemonProcess", what: str) -> None:
+        super().__init__(
+            f"{daemon.name} {_manner_of(daemon.exit_code)} while waiting for {what}",
+            hint=daemon.log_tail(),
+        )
+        self.daemon = daemon
 
 
 class DaemonProcess:
@@ -150,6 +167,11 @@ class DaemonProcess:
         except FileNotFoundError:
             return ""
 
+    def log_tail(self, lines: int = LOG_LINES) -> str:
+        """Return the last lines of the log, under the daemon's name."""
+        tail = self.log().splitlines()[-lines:] or ["(nothing)"]
+        return "\n".join([f"--- the last lines of {self.name}'s log", *tail])
+
 
 class LocalCluster:
     """Several daemons, and one place that ends all of them.
@@ -201,15 +223,18 @@ class LocalCluster:
             with self._shield():
                 daemon.start()
         for daemon in chosen:
-            self.wait_for(partial(_answers, daemon), START_S, f"{daemon.name} to answer")
+            self.wait_for(
+                partial(_answers, daemon), START_S, f"{daemon.name} to answer", concerned=daemon
+            )
 
     def form(self, cluster: str = "local") -> None:
         """Found a cluster with the first daemon and let the others join, as a person would."""
         founder, *others = self.daemons.values()
-        founder.call("init", name=cluster)
+        self.call(founder, "init", f"{founder.name} to found the cluster", name=cluster)
         for daemon in others:
-            token = founder.call("invite", ttl_s=600, uses=1)["token"]
-            daemon.call("join", timeout_s=MEMBERS_S, token=token)
+            what = f"{daemon.name} to join"
+            token = self.call(founder, "invite", what, ttl_s=600, uses=1)["token"]
+            self.call(daemon, "join", what, timeout_s=MEMBERS_S, token=token)
         self.wait_for_members(self.daemons)
 
     def wait_for_members(self, names: Iterable[str], timeout_s: float = MEMBERS_S) -> None:
@@ -221,30 +246,68 @@ class LocalCluster:
                 partial(_has_members, daemon, wanted),
                 timeout_s,
                 f"{name} to have the members {', '.join(wanted)}",
+                concerned=daemon,
             )
 
+    def call(
+        self,
+        daemon: DaemonProcess,
+        name: str,
+        what: str,
+        /,
+        *,
+        timeout_s: float = CALL_S,
+        **arguments: object,
+    ) -> dict[str, Any]:
+        """Make a call that may take long, and notice meanwhile if any daemon ends.
+
+        Raises:
+            DaemonError: the call failed, or a daemon ended while this waited for ``what``.
+        """
+        answer: Future[dict[str, Any]] = Future()
+
+        def make_call() -> None:
+            try:
+                answer.set_result(daemon.call(name, timeout_s=timeout_s, **arguments))
+            except DaemonError as error:
+                answer.set_exception(error)
+
+        # A daemon thread: when a signal ends the wait, nobody needs its answer any more.
+        threading.Thread(target=make_call, name=f"call {name}", daemon=True).start()
+        return self.wait_for(
+            lambda: answer.result() if answer.done() else None,
+            timeout_s + END_S,
+            what,
+            concerned=daemon,
+        )
+
     def wait_for(
-        self, condition: Callable[[], ResultT | None], timeout_s: float, what: str
+        self,
+        condition: Callable[[], ResultT | None],
+        timeout_s: float,
+        what: str,
+        *,
+        concerned: DaemonProcess | None = None,
     ) -> ResultT:
         """Poll until ``condition`` returns something true, and return that.
 
         Raises:
             DaemonError: when the time is over or a daemon ended that should run; it quotes the
-                last lines of every log.
+                last lines of the log of that daemon, or of the one that is ``concerned``.
         """
         deadline_s = time.monotonic() + timeout_s
         while True:
             try:
                 if result := condition():
                     return result
-            except DaemonError:
-                self.check_running(what)  # if that is why, its log says more
+            except DaemonError as error:
+                self._blame_the_ended(error, what)
                 raise
             self.check_running(what)
             if time.monotonic() > deadline_s:
                 raise DaemonError(
                     f"waited {timeout_s:.0f} s in vain for {what}",
-                    hint=self.log_tails(),
+                    hint=(concerned or self.first).log_tail(),
                     exit_code=_TIMED_OUT,
                 )
             self.pause(POLL_S)
@@ -256,11 +319,7 @@ class LocalCluster:
 
     def log_tails(self, lines: int = LOG_LINES) -> str:
         """Return the last lines of every daemon's log, under its name."""
-        parts: list[str] = []
-        for daemon in self.daemons.values():
-            tail = daemon.log().splitlines()[-lines:]
-            parts += [f"--- the last lines of {daemon.log_path}", *(tail or ["(nothing)"])]
-        return "\n".join(parts)
+        return "\n".join(daemon.log_tail(lines) for daemon in self.daemons.values())
 
     def close(self) -> None:
         """End every daemon together, politely first, and remove what was temporary."""
@@ -311,13 +370,28 @@ class LocalCluster:
                 os.kill(pid, signal.SIGKILL)
 
     def check_running(self, what: str) -> None:
-        """Raise a DaemonError if a daemon ended that nobody ended; ``what`` should have come."""
+        """Raise a DaemonEndedError if a daemon ended that nobody ended during the wait."""
         for daemon in self.daemons.values():
             if daemon.expected_to_run and not daemon.is_running():
-                raise DaemonError(
-                    f"{daemon.name} ended (exit code {daemon.exit_code}) before {what}",
-                    hint=self.log_tails(),
-                )
+                raise DaemonEndedError(daemon, what)
+
+    def _blame_the_ended(self, error: DaemonError, what: str) -> None:
+        """Raise a DaemonEndedError if that is why a call failed; its log says more."""
+        self.check_running(what)
+        deadline_s = time.monotonic() + END_S
+        while error.exit_code == _NOT_RUNNING and time.monotonic() < deadline_s:
+            self.pause(POLL_S)
+            self.check_running(what)
+
+
+def _manner_of(exit_code: int | None) -> str:
+    if exit_code is None or exit_code >= 0:
+        return f"ended with exit code {exit_code}"
+    try:
+        name = signal.Signals(-exit_code).name
+    except ValueError:  # a real-time signal has no name
+        name = f"signal {-exit_code}"
+    return f"was ended by {name}"
 
 
 def alive_members(status: Mapping[str, Any]) -> list[str]:

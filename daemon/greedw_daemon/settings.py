@@ -59,10 +59,10 @@ def parse_settings(
             hint="listen on 127.0.0.1; or, in a network where you trust every machine, --insecure",
         )
     name = options.name
-    if name is not None and clean_name(name) != name:
+    if name is not None and (not name or clean_name(name) != name):
         raise ConfigError(
             f"--name {name!r} cannot be a node's name",
-            hint="letters, digits, and . _ + - only, 64 at most",
+            hint="one or more letters, digits, and . _ + -, 64 at most",
         )
     return Settings(
         state_dir=options.state_dir,
@@ -94,7 +94,8 @@ def _parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
         "--listen",
         metavar="HOST:PORT",
         default=environment.get("GREEDW_LISTEN") or DEFAULT_LISTEN,
-        help="numeric address and TCP port for peers; port 0 chooses one (default: %(default)s)",
+        help="numeric address (or localhost) and TCP port for peers; port 0 chooses one "
+        "(default: %(default)s)",
     )
     parser.add_argument(
         "--advertise",

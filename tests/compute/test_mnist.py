@@ -123,3 +123,10 @@ def test_loaded_digits_cannot_be_written(make_folder: MakeFolder) -> None:
     digits = load_digits(str(make_folder().path))
     with pytest.raises(ValueError, match="read-only"):
         digits.train.images[0, 0] = 1
+
+
+def test_data_folder_that_is_a_file_is_named_as_such(tmp_path: Path) -> None:
+    file = tmp_path / "train-images-idx3-ubyte"
+    file.touch()
+    with pytest.raises(DataSetError, match=f"{file} is a file, not a data folder"):
+        load_digits(str(file))

@@ -249,7 +249,7 @@ def test_default_directory_is_the_environments(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_init_without_a_daemon_prepares_once(tmp_path: Path) -> None:
-    made = prepare_init(tmp_path, "the lab", name="a")
+    made = prepare_init(tmp_path, "the-lab", name="a")
     assert (made["cluster_name"], made["name"]) == ("the-lab", "a")
     with pytest.raises(DaemonError, match="belongs to the cluster the-lab already") as caught:
         prepare_init(tmp_path, "other")
@@ -260,6 +260,18 @@ def test_init_without_a_daemon_prepares_once(tmp_path: Path) -> None:
         assert record is not None
         assert record.founder
         assert record.cluster == made["cluster"]
+
+
+@pytest.mark.parametrize("name", ["", "the lab", "lab\n", "\x1b[31mlab", "-lab", "a" * 65])
+def test_cluster_name_that_would_have_to_be_changed_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(DaemonError, match="cannot be the name of a cluster") as caught:
+        prepare_init(tmp_path, name)
+    assert caught.value.exit_code == 2
+    assert "letters, digits" in caught.value.hint
+    assert "\n" not in str(caught.value)
+    assert "\x1b" not in str(caught.value)
+    with StateDir.open(tmp_path) as directory:
+        assert directory.cluster() is None
 
 
 def test_preparing_beside_a_running_process_is_refused(

@@ -67,6 +67,7 @@ def test_options_win_over_environment_and_environment_over_defaults() -> None:
 @pytest.mark.parametrize(
     ("arguments", "environment"),
     [
+        (["--name", ""], {}),
         (["--name", "two words"], {}),
         (["--name", "\x1b[31m"], {}),
         (["--log-format", "xml"], {}),

@@ -1,7 +1,7 @@
 """Founding and joining a cluster: what is written to the state directory, daemon running or not."""
 
 import os
-from typing import Any
+from typing import Any, Final
 
 from greedw_daemon.cluster.join import INCOMPATIBLE, read_token, redeem
 from greedw_daemon.cluster.state_dir import SCHEMA, ClusterRecord, StateDir, clean_name
@@ -11,17 +11,17 @@ from greedw_p2p.ids import ClusterId, LineageId, MemberId
 from greedw_p2p.invitation import hash_of_cluster
 from greedw_p2p.wire.messages import JoinAccepted
 
+WRONG_USAGE: Final = 2
+
 
 def found_cluster(directory: StateDir, cluster_name: str) -> dict[str, Any]:
     """Make a new cluster with this node as its first member.
 
     Raises:
-        DaemonError: the name has no usable character, or the node is in a cluster already.
+        DaemonError: the name cannot be used as it is, or the node is in a cluster already.
     """
+    name = _checked_name(cluster_name)
     _check_free(directory, "init")
-    name = clean_name(cluster_name)
-    if not name:
-        raise DaemonError(f"{cluster_name!r} cannot be the name of a cluster", exit_code=2)
     record = ClusterRecord(
         schema=SCHEMA,
         cluster=ClusterId(os.urandom(16).hex()),
@@ -62,6 +62,19 @@ async def join_cluster(directory: StateDir, token: str, address: Address) -> dic
     _check_free(directory, "join")
     directory.write_cluster(record)
     return _answer(directory, record)
+
+
+def _checked_name(name: str) -> str:
+    """Return the name if it can stand in any line and column as it is; nothing is changed."""
+    cleaned = clean_name(name)
+    if cleaned != name or not name:
+        hint = "one or more letters, digits, and . _ + -, 64 at most"
+        raise DaemonError(
+            f"{name!r} cannot be the name of a cluster",
+            hint=f"{hint}; for instance {cleaned}" if cleaned else hint,
+            exit_code=WRONG_USAGE,
+        )
+    return name
 
 
 def _record_of(accepted: JoinAccepted, me: MemberId) -> ClusterRecord:
