@@ -60,6 +60,11 @@ class Context:
     """The newest job whose worker has failed here; its state is not computed any more."""
 
     reports: dict[NodeId, RoundReport] = field(default_factory=dict[NodeId, RoundReport])
+    final_digests: dict[JobId, dict[str, str]] = field(
+        default_factory=dict[JobId, "dict[str, str]"]
+    )
+    """State digests of ended jobs by member, as far as they were heard; for people."""
+
     sent_bytes: dict[NodeId, int] = field(default_factory=dict[NodeId, int])
 
     @property

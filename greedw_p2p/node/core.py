@@ -15,7 +15,7 @@ from greedw_p2p.jobs.spec import JobPhase
 from greedw_p2p.limits import HELD_MESSAGES_MAX, MEMBERS_MAX
 from greedw_p2p.links.table import LinkTable
 from greedw_p2p.log.entry import Entry
-from greedw_p2p.log.ledger import Ledger
+from greedw_p2p.log.ledger import JOBS_KEPT, Ledger
 from greedw_p2p.membership.peers import Peers
 from greedw_p2p.membership.roster import Roster
 from greedw_p2p.membership.rumour import Liveness
@@ -29,7 +29,7 @@ from greedw_p2p.node.effects import Effect, Severity, Stopped
 from greedw_p2p.node.evictions import Evictions
 from greedw_p2p.node.leading import Leading
 from greedw_p2p.node.outbox import Outbox
-from greedw_p2p.node.report import report_status
+from greedw_p2p.node.report import report_status, state_digests
 from greedw_p2p.node.status import NodeStatus
 from greedw_p2p.node.voting import Voting
 from greedw_p2p.view import View
@@ -144,6 +144,17 @@ class Node:
         self._evictions.tick()
         self._leading.tick()
         self._departure.tick()
+        self._keep_digests()
+
+    def _keep_digests(self) -> None:
+        """Remember the replicas' digests of a job that has ended: another one may start."""
+        ledger = self._context.ledger
+        if ledger is None or ledger.job is None or ledger.running_job is not None:
+            return
+        kept = self._context.final_digests
+        kept[ledger.job.spec.id] = state_digests(self._context)
+        if len(kept) > JOBS_KEPT:
+            del kept[next(iter(kept))]
 
     def _connected(self, member: Member) -> None:
         context = self._context

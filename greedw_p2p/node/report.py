@@ -8,7 +8,7 @@ from greedw_p2p.limits import MIB
 from greedw_p2p.links.cell import CODE_UNKNOWN, LinkCell
 from greedw_p2p.links.scale import cost_ns_per_mib, latency_us
 from greedw_p2p.log.ledger import Ledger
-from greedw_p2p.membership.peers import Condition
+from greedw_p2p.membership.peers import Condition, Peer
 from greedw_p2p.node.context import Context
 from greedw_p2p.node.departure import phase_of
 from greedw_p2p.node.desk import JobDesk
@@ -44,7 +44,7 @@ def report_status(context: Context, entry: OpenEntry | None, desk: JobDesk) -> N
         state=_state_of(context),
         committed=0 if ledger is None else ledger.index,
         leader=None if ledger is None else context.name_of(ledger.leader),
-        quorum=0 if ledger is None else len(ledger.config.members) // 2 + 1,
+        quorum=0 if ledger is None else quorum_needed(context, ledger),
         hears_quorum=context.hears_quorum,
         pause=pause,
         members=() if ledger is None else _members(context, ledger, plan),
@@ -65,7 +65,8 @@ def pause_reason(context: Context, entry: OpenEntry | None) -> str:
     if not context.hears_quorum:
         heard = len(ledger.config.members) - len(lost)
         total = len(ledger.config.members)
-        told = f"no quorum: {heard} of {total} members reachable, {total // 2 + 1} needed; {told}"
+        needed = quorum_needed(context, ledger)
+        told = f"no quorum: {heard} of {total} members reachable, {needed} needed; {told}"
     elif ledger.running_job is None and ledger.leader not in [m.node for m in lost]:
         return ""
     return f"{told}; phase {phase_of(entry, ledger)}"
@@ -81,7 +82,24 @@ def _outside_reason(context: Context) -> str:
     job = None if context.ledger is None else context.ledger.running_job
     if job is not None:
         return f"waiting to be admitted: that happens when job {job.spec.id} has ended"
+    if context.ledger is None and all(_wants_in(peer) for peer in connected):
+        return (
+            "nobody that is reachable remembers the cluster: every member has restarted without "
+            "leaving, and this version cannot recover from that. Wait for one that still runs; if "
+            "there is none: greedw leave on each machine, then greedw init and greedw join anew"
+        )
     return "waiting to be admitted"
+
+
+def _wants_in(peer: Peer) -> bool:
+    return peer.heartbeat is not None and peer.heartbeat.wants_in
+
+
+def quorum_needed(context: Context, ledger: Ledger) -> int:
+    """Return how many members suffice: half of them where the senior one is heard."""
+    config = ledger.config
+    senior_heard = context.peers.is_reachable(config.ids[0])
+    return config.quorum_size if senior_heard else len(config.members) // 2 + 1
 
 
 def _broken_reason(entry: OpenEntry | None) -> str:
@@ -172,8 +190,9 @@ def _jobs(context: Context, desk: JobDesk, pause: str) -> tuple[JobStatus, ...]:
 
 def _job(context: Context, state: JobState, pause: str, *, newest: bool) -> JobStatus:
     running = state.phase is JobPhase.RUNNING
-    paused = running and bool(pause)
-    digests = _digests(context) if newest else {}
+    # What holds up a node that is no member does not hold up the job.
+    paused = running and bool(pause) and context.is_member
+    digests = state_digests(context) if newest else context.final_digests.get(state.spec.id, {})
     name = "paused" if paused else state.phase.value
     return _job_status(state.spec, name, state, digests, pause if paused else state.reason)
 
@@ -199,7 +218,7 @@ def _job_status(
     )
 
 
-def _digests(context: Context) -> dict[str, str]:
+def state_digests(context: Context) -> dict[str, str]:
     """Return the state digests of the members that have the same round as this node.
 
     While a job runs, those are the ones at the same entry; afterwards, all that know of its end.

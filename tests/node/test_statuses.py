@@ -45,3 +45,45 @@ def test_final_digests_stay_complete_while_later_entries_are_made() -> None:
 
     cluster.run_until(look, within_us=20 * SECOND_US)
     assert gone[0] == 3
+
+
+def test_earlier_jobs_keep_their_digests_and_a_newcomer_does_not_call_a_job_paused() -> None:
+    cluster = SimCluster.formed(3, seed=71)
+    cluster.submit(1)
+    cluster.run_until(lambda: cluster.job_state(0) == "finished", within_us=60 * SECOND_US)
+    cluster.run_for(SECOND_US)
+    cluster.crash(2)
+    cluster.evict(0, 2)
+    cluster.run_until(lambda: cluster.are_members(0, 1), within_us=20 * SECOND_US)
+    cluster.submit(0, epochs=500)
+    cluster.run_until(lambda: cluster.job_state(0) == "running", within_us=20 * SECOND_US)
+    first, second = cluster.status(0).jobs
+    assert len(set(first.digests.values())) == 1
+    assert {"host-0", "host-1"} <= set(first.digests)
+    assert first.digests != second.digests
+    cluster.restart(2)
+    cluster.run_for(2 * SECOND_US)
+    assert cluster.job_state(2) == "running"
+    assert f"when job {second.id} has ended" in cluster.status(2).pause
+
+
+def test_cluster_of_which_every_member_has_restarted_says_so_and_what_to_do() -> None:
+    cluster = SimCluster.formed(2, seed=73)
+    for number in (0, 1):
+        cluster.crash(number)
+    for number in (0, 1):
+        cluster.restart(number)
+    cluster.run_for(5 * SECOND_US)
+    for number in (0, 1):
+        assert "every member has restarted" in cluster.status(number).pause
+        assert "greedw leave on each machine" in cluster.status(number).pause
+
+
+def test_quorum_shown_is_what_suffices_with_the_senior_member() -> None:
+    cluster = SimCluster.formed(4, seed=79)
+    assert cluster.status(1).quorum == 2
+    senior = next(n for n in range(4) if cluster.status(1).members[0].name == f"host-{n}")
+    other = next(n for n in range(4) if n != senior)
+    cluster.crash(senior)
+    cluster.run_for(SECOND_US)
+    assert cluster.status(other).quorum == 3
