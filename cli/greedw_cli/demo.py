@@ -9,7 +9,7 @@ from typing import Annotated, Final
 
 import typer
 
-from greedw_cli import exits, jobs
+from greedw_cli import exits, figures, jobs
 from greedw_cli.console import explain, make_console, print_json
 from greedw_cli.daemon import AsJson, convert
 from greedw_cli.demo_screen import DemoScreen, Outcome, as_json_object, print_summary
@@ -17,19 +17,22 @@ from greedw_cli.interruptions import Interrupted, Interruptions
 from greedw_cli.job_choice import ENDED
 from greedw_cli.pace import Pace
 from greedw_cli.progress import POLL_S, note_pace
-from greedw_daemon.harness import DaemonProcess, LocalCluster
+from greedw_daemon.harness import CALL_S, DaemonEndedError, DaemonProcess, LocalCluster
 from greedw_p2p.errors import DaemonError
 from greedw_p2p.jobs.registry import DEFAULTS, MNIST_2NN
 from greedw_p2p.node.status import JobStatus, NodeStatus
 
 _USUAL: Final = DEFAULTS[MNIST_2NN]
 NODES_MAX: Final = 32
+_NAMES_SHOWN_MAX: Final = 4
 
 LINKS_S: Final = 3.0
 """How long the demo waits for all links to be measured; training starts without them as well."""
 
 STANDSTILL_S: Final = 60.0
 """Without a new round for so long, the demo gives up: nothing hangs."""
+
+_END: Final = "the training to end"
 
 AGREE_S: Final = 10.0
 """Limit from the end of the job at one daemon to its end at every other."""
@@ -82,6 +85,8 @@ def _run(names: Sequence[str], directory: Path | None, work: _Work, screen: Demo
         try:
             try:
                 outcome = _train(cluster, work, screen)
+            except DaemonError as error:
+                raise _explained(error, cluster, kept=directory) from error
             finally:
                 interruptions.stop_raising()
                 cluster.close()
@@ -98,24 +103,41 @@ def _run(names: Sequence[str], directory: Path | None, work: _Work, screen: Demo
     return outcome
 
 
+def _explained(error: DaemonError, cluster: LocalCluster, *, kept: Path | None) -> DaemonError:
+    """Return the error with advice that holds in a demo, whose daemons end with it.
+
+    What a daemon itself advises (look at the log, ask ``greedw status``) no one can follow any
+    more.
+    """
+    if error.exit_code == exits.WRONG_USAGE:
+        return error
+    concerned = error.daemon if isinstance(error, DaemonEndedError) else cluster.first
+    logs = "The logs are deleted now; to keep them: greedw demo --keep DIR"
+    if kept is not None:
+        logs = f"All logs are kept in {kept}"
+    exit_code = exits.FAILED if error.exit_code == exits.NOT_RUNNING else error.exit_code
+    return DaemonError(str(error), hint=f"{concerned.log_tail()}\n---\n{logs}", exit_code=exit_code)
+
+
 def _tidiness(left_behind: Sequence[str]) -> str:
     return f"Left behind: {', '.join(left_behind)}" if left_behind else "Nothing was left behind."
 
 
 def _train(cluster: LocalCluster, work: _Work, screen: DemoScreen) -> Outcome:
     names = list(cluster.daemons)
-    with screen.stage(f"Starting {_daemons(len(names))} on this machine ... {' '.join(names)}"):
+    with screen.stage(f"Starting {_daemons(len(names))} on this machine ... {_shown(names)}"):
         cluster.start()
     with screen.stage("Forming a cluster ...") as result:
         cluster.form("demo")
         result.append(_wait_for_links(cluster))
-    with screen.stage("Loading data, compiling kernels (takes long the first time only) ..."):
-        job_id = _submit(cluster.first, work)
+    with screen.stage("Loading data, compiling kernels (slow the first time only) ..."):
+        job_id = _submit(cluster, work)
         job = cluster.wait_for(
             partial(_begun, cluster.first, job_id), jobs.PREPARE_S, "the training to begin"
         )
     screen.say(
-        f"Training {job.kind} on {job.samples:,} digits, batch {job.batch:,}, {job.epochs:,} epochs"
+        f"Training {job.kind} on {job.samples:,} digits, batch {job.batch:,}, "
+        f"{figures.plural(job.epochs, 'epoch')}"
     )
     return _watch(cluster, job_id, screen)
 
@@ -124,9 +146,17 @@ def _daemons(count: int) -> str:
     return "1 daemon" if count == 1 else f"{count} daemons"
 
 
-def _submit(daemon: DaemonProcess, work: _Work) -> str:
-    answer = daemon.call(
+def _shown(names: Sequence[str]) -> str:
+    if len(names) <= _NAMES_SHOWN_MAX:
+        return " ".join(names)
+    return f"{names[0]} ... {names[-1]}"
+
+
+def _submit(cluster: LocalCluster, work: _Work) -> str:
+    answer = cluster.call(
+        cluster.first,
         "train",
+        "the training to begin",
         timeout_s=jobs.PREPARE_S,
         kind=MNIST_2NN,
         data_dir="",
@@ -143,7 +173,7 @@ def _wait_for_links(cluster: LocalCluster) -> str:
     """Give the measuring of links a moment; say how far it came."""
     deadline_s = time.monotonic() + LINKS_S
     while True:
-        tree = node_of(cluster.first).topology
+        tree = _look(cluster, "the links to be measured").topology
         all_known = tree.links_known >= tree.links_wanted
         if all_known or time.monotonic() > deadline_s:
             break
@@ -155,6 +185,11 @@ def _wait_for_links(cluster: LocalCluster) -> str:
     if all_known:
         return f"{members}, all links measured"
     return f"{members}, {tree.links_known} of {tree.links_wanted} links measured"
+
+
+def _look(cluster: LocalCluster, what: str) -> NodeStatus:
+    """Return the first daemon's status while waiting for ``what``."""
+    return cluster.wait_for(partial(node_of, cluster.first), CALL_S, what)
 
 
 def node_of(daemon: DaemonProcess) -> NodeStatus:
@@ -179,7 +214,7 @@ def _watch(cluster: LocalCluster, job_id: str, screen: DemoScreen) -> Outcome:
     working: NodeStatus | None = None
     with screen.live():
         while True:
-            node, now_s = node_of(cluster.first), time.monotonic()
+            node, now_s = _look(cluster, _END), time.monotonic()
             job = _job_of(node, job_id)
             if job is None:
                 raise DaemonError(f"{cluster.first.name} does not know the job {job_id} any more")
@@ -193,7 +228,7 @@ def _watch(cluster: LocalCluster, job_id: str, screen: DemoScreen) -> Outcome:
             _check_moving(cluster, job, now_s - moved_s)
             cluster.pause(POLL_S)
     if job.state != "finished":
-        raise DaemonError(f"the training {job.state}: {job.reason}", hint=cluster.log_tails())
+        raise DaemonError(f"the training {job.state}: {job.reason}", hint=cluster.first.log_tail())
     return Outcome(
         job=job,
         seconds=now_s - begin_s,
@@ -205,11 +240,11 @@ def _watch(cluster: LocalCluster, job_id: str, screen: DemoScreen) -> Outcome:
 
 
 def _check_moving(cluster: LocalCluster, job: JobStatus, still_s: float) -> None:
-    cluster.check_running("the training was over")
+    cluster.check_running(_END)
     if still_s > STANDSTILL_S:
         raise DaemonError(
             f"no round ended for {still_s:.0f} s, the job is {job.state}: {job.reason}",
-            hint=cluster.log_tails(),
+            hint=cluster.first.log_tail(),
             exit_code=exits.UNREACHABLE,
         )
 

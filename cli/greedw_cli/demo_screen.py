@@ -17,11 +17,18 @@ from greedw_cli import figures
 from greedw_cli.jobs import SCHEMA, result_sentence
 from greedw_cli.pace import Pace
 from greedw_cli.progress import Reporter
-from greedw_cli.topology import parents_of
+from greedw_cli.topology import expectation, parents_of
 from greedw_cli.tree_text import children_of, draw
 from greedw_p2p.node.status import JobStatus, MemberStatus, NodeStatus, TopologyStatus
 
-_STAGE_COLUMNS: Final = 76
+_STAGE_COLUMNS_MAX: Final = 80
+"""Where the times end on a wider screen: not too far from what they belong to."""
+
+_LEARNED_ACCURACY: Final = 0.5
+_HARDLY_LEARNED: Final = (
+    "The training has diverged or hardly learned: that is no good result. Try more --epochs, "
+    "a --batch of 64 to 512, or another --seed."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +78,9 @@ class DemoScreen:
             self.console.print()
             raise
         rest = " ".join(["", *result])
-        padding = " " * max(1, _STAGE_COLUMNS - len(text) - len(rest))
-        took = f"{time.monotonic() - begin_s:5.1f} s"
+        took = f"{time.monotonic() - begin_s:.1f} s"
+        columns = min(self.console.width, _STAGE_COLUMNS_MAX)
+        padding = " " * max(1, columns - len(text) - len(rest) - len(took))
         self.console.print(Text(rest + padding + took), soft_wrap=True)
 
     @contextlib.contextmanager
@@ -109,16 +117,17 @@ def print_summary(console: Console, outcome: Outcome, *, kept: Path | None) -> N
     job = outcome.job
     median = figures.millis(outcome.round_ms_median)
     console.print()
-    for line in (
-        result_sentence(job, outcome.seconds, embedded=True),
-        f"{outcome.rounds_per_second:.1f} rounds/s, median {median} a round.",
-    ):
-        console.print(Text(line), soft_wrap=True)
+    # Wrapped between words where the terminal is narrow.
+    console.print(Text(result_sentence(job, outcome.seconds, embedded=True)))
+    console.print(Text(f"{outcome.rounds_per_second:.1f} rounds/s, median {median} a round."))
+    if job.accuracy is not None and job.accuracy < _LEARNED_ACCURACY:
+        console.print(Text(_HARDLY_LEARNED, style="yellow"))
     console.print()
     console.print(_indented(_replica_table(outcome)))
     console.print()
     left = "Nothing was left behind." if kept is None else f"State and logs are kept in {kept}."
-    console.print(Text(f"{_agreement(outcome)} {left}"), soft_wrap=True)
+    for line in (_agreement(outcome), left):
+        console.print(Text(line), soft_wrap=True)
     console.print(
         Text("Next: greedw init here, greedw invite, and greedw join on another machine."),
         soft_wrap=True,
@@ -163,13 +172,12 @@ def as_json_object(outcome: Outcome) -> dict[str, Any]:
 
 
 def tree_lines(tree: TopologyStatus) -> list[str]:
-    """Return the drawing of the tree, with what the plan expects behind its last line."""
+    """Return the drawing of the tree, and below it what the plan expects of it."""
     if tree.root is None:
         return []
     lines = draw(tree.root, children_of(parents_of(tree)))
     if len(lines[0]) > len(tree.root) and tree.predicted_ms is not None:
-        bound = "" if tree.bound_ms is None else f", bound {figures.millis(tree.bound_ms)}"
-        lines[-1] += f"      predicted {figures.millis(tree.predicted_ms)} a round{bound}"
+        lines += ["", expectation(tree)]
     return lines
 
 

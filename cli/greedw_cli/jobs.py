@@ -214,7 +214,7 @@ def _follow_to_the_end(
 
 
 def _print_result(console: Console, job: JobStatus, seconds: float, *, embedded: bool) -> None:
-    console.print(result_sentence(job, seconds, embedded=embedded), soft_wrap=True)
+    console.print(result_sentence(job, seconds, embedded=embedded))
 
 
 def result_sentence(job: JobStatus, seconds: float, *, embedded: bool) -> str:

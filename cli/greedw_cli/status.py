@@ -9,6 +9,7 @@ import typer
 from greedw_cli import exits, figures
 from greedw_cli.console import print_json, print_line
 from greedw_cli.daemon import AsJson, StateDir, connect, convert
+from greedw_cli.topology import expectation
 from greedw_cli.tree_text import children_of, one_line
 from greedw_daemon.control.client import ControlClient
 from greedw_p2p.node.status import JobStatus, MemberStatus, NodeState, NodeStatus, TopologyStatus
@@ -167,9 +168,7 @@ def _tree(topology: TopologyStatus) -> list[Line]:
         return []
     parents = {edge.node: edge.parent for edge in topology.edges}
     text = one_line(topology.root, children_of(parents), _TREE_NODES_MAX)
-    if topology.predicted_ms is not None:
-        text += f"      predicted {figures.millis(topology.predicted_ms)} a round"
-    return [("tree", text)]
+    return [("tree", f"{text}\n{expectation(topology)}".strip())]
 
 
 def _advice(node: NodeStatus, verdict: str) -> str:

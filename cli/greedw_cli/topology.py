@@ -26,7 +26,7 @@ def topology(
     for line in draw(tree.root, children_of(parents_of(tree))):
         print_line(line)
     print_line("")
-    print_line(expectation(tree))
+    print_line("; ".join(filter(None, (expectation(tree), _measured(tree)))))
     if len(tree.edges) > 1:
         make_console().print(_edge_table(tree))
 
@@ -42,14 +42,18 @@ def parents_of(tree: TopologyStatus) -> dict[str, str | None]:
 
 
 def expectation(tree: TopologyStatus) -> str:
-    """Return in words what the plan expects of the tree."""
-    known = f"{tree.links_known} of {figures.plural(tree.links_wanted, 'link')} measured"
-    if tree.predicted_ms is None or tree.bound_ms is None:
-        return known
-    return (
-        f"predicted {figures.millis(tree.predicted_ms)} a round, "
-        f"bound {figures.millis(tree.bound_ms)}; {known}"
-    )
+    """Return in words what the plan expects of the tree, empty where it expects nothing yet.
+
+    A measured round takes longer: it also computes, and waits for those that compute.
+    """
+    if tree.predicted_ms is None:
+        return ""
+    text = f"predicted by the links alone: {figures.millis(tree.predicted_ms)} a round"
+    return text if tree.bound_ms is None else f"{text}, bound {figures.millis(tree.bound_ms)}"
+
+
+def _measured(tree: TopologyStatus) -> str:
+    return f"{tree.links_known} of {figures.plural(tree.links_wanted, 'link')} measured"
 
 
 def _edge_table(tree: TopologyStatus) -> Table:

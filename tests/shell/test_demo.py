@@ -152,3 +152,46 @@ def test_demo_keeps_state_and_logs_where_it_was_told(
     assert (kept / "lab-0.log").stat().st_size > 0
     assert (kept / "lab-0").is_dir()
     assert strays(temporary) == []
+
+
+@pytest.mark.parametrize("stage", ["Starting", "Forming", "Loading", "Training"])
+def test_daemon_that_dies_early_is_named_with_its_signal_at_once(
+    stage: str, temporary: Path, start_greedw: Start
+) -> None:
+    process = start_greedw("demo", "--nodes", 2, "--epochs", 1000)
+    read_stage(process, stage)
+    os.kill(process_of_daemon("lab-1", temporary), signal.SIGKILL)
+    begin_s = time.monotonic()
+    _, err = process.communicate(timeout=20)
+    assert time.monotonic() - begin_s < 10
+    assert process.returncode == 1
+    assert "error: lab-1 was ended by SIGKILL while waiting for " in err
+    assert "greedw demo --keep DIR" in err
+    assert "greedw status" not in err
+    assert "start it" not in err
+    assert len(err.splitlines()) <= 14
+    assert strays(temporary) == []
+
+
+def read_stage(process: subprocess.Popen[str], stage: str) -> None:
+    assert process.stdout is not None
+    seen = ""
+    while stage not in seen:
+        some = os.read(process.stdout.fileno(), 4096).decode()
+        assert some, seen
+        seen += some
+
+
+def process_of_daemon(name: str, temporary: Path) -> int:
+    """Wait for the daemon of the demo with this directory; workers have another command line."""
+    deadline_s = time.monotonic() + 10
+    while time.monotonic() < deadline_s:
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            try:
+                words = path.read_bytes().split(b"\0")
+            except OSError:
+                continue
+            in_place = any(word.startswith(bytes(temporary)) for word in words)
+            if in_place and name.encode() in words:
+                return int(path.parent.name)
+    raise AssertionError(f"{name} was not started")

@@ -252,3 +252,21 @@ def test_following_fails_when_the_daemon_goes_away(
     assert following.returncode == 3, err
     assert "error: " in err
     assert time.monotonic() - begin_s < 10
+
+
+def test_following_ends_at_once_when_this_machine_leaves(
+    form: Form, greedw: Run, start_greedw: Start
+) -> None:
+    cluster = form("a", "b", "c")
+    job_id = train(cluster.first, epochs=1000)
+    leaver = cluster.daemons["c"]
+    cluster.wait_for(lambda: beyond(running_job(leaver), 5), TRAIN_S, "some rounds")
+    following = start_greedw("jobs", "--follow", job_id[:-2], "--state-dir", leaver.state_dir)
+    assert following.stdout is not None
+    assert following.stdout.readline().startswith("round ")
+    assert greedw("leave", "--state-dir", leaver.state_dir).code == 0
+    _, err = following.communicate(timeout=5)
+    assert following.returncode == 1
+    assert "this machine has left the cluster; the job goes on without it" in err
+    stopped = greedw("stop", "--state-dir", cluster.first.state_dir)
+    assert (stopped.code, stopped.out) == (0, f"The job {job_id} is stopped.\n")
