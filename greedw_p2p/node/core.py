@@ -29,7 +29,7 @@ from greedw_p2p.node.effects import Effect, Severity, Stopped
 from greedw_p2p.node.evictions import Evictions
 from greedw_p2p.node.leading import Leading
 from greedw_p2p.node.outbox import Outbox
-from greedw_p2p.node.report import report_status, state_digests
+from greedw_p2p.node.report import pause_reason, report_status, state_digests
 from greedw_p2p.node.status import NodeStatus
 from greedw_p2p.node.voting import Voting
 from greedw_p2p.view import View
@@ -64,6 +64,7 @@ class Node:
         self._leading = Leading(self._context, self._voting, self._desk, self._evictions)
         self._contacts = Contacts(self._context)
         self._departure = Departure(self._context)
+        self._held_up = False
         self._held: dict[MemberId, deque[InstanceMessage]] = {}
         if ledger is not None:
             self._context.persist(ledger.index, ledger.config, None)
@@ -145,6 +146,22 @@ class Node:
         self._leading.tick()
         self._departure.tick()
         self._keep_digests()
+        self._note_pause()
+
+    def _note_pause(self) -> None:
+        """Log once that a job is held up, and once that it goes on."""
+        context = self._context
+        job = None if context.ledger is None else context.ledger.running_job
+        reason = pause_reason(context, self._voting.open) if job and context.is_member else ""
+        held_up = bool(reason)
+        if held_up == self._held_up or job is None:
+            self._held_up = held_up
+            return
+        self._held_up = held_up
+        if held_up:
+            context.out.note(Severity.WARNING, "job paused", job=job.spec.id, reason=reason)
+        else:
+            context.out.note(Severity.INFO, "job goes on", job=job.spec.id)
 
     def _keep_digests(self) -> None:
         """Remember the replicas' digests of a job that has ended: another one may start."""
@@ -174,6 +191,10 @@ class Node:
         if known is not None and self._context.peers.disconnected(peer, reason):
             self._held.pop(peer, None)
             self._contacts.disconnected(peer)
+            if known.has_left:
+                name = self._context.name_of(peer.node)
+                self._context.out.note(Severity.INFO, "peer left", peer=name)
+                return
             self._context.roster.declare(known.member, Liveness.SUSPECT)
             self._note_loss(known.member, reason)
 

@@ -359,6 +359,13 @@ class Voting:
             else:
                 self._set_state(digest)
         if before is None and running is not None:
+            context.out.note(
+                Severity.INFO,
+                "job started",
+                job=running.spec.id,
+                rounds=running.spec.rounds,
+                members=len(value.config.members),
+            )
             context.reports.clear()
             context.sent_bytes.clear()
             self._set_state(running.initial_state)

@@ -87,3 +87,20 @@ def test_quorum_shown_is_what_suffices_with_the_senior_member() -> None:
     cluster.crash(senior)
     cluster.run_for(SECOND_US)
     assert cluster.status(other).quorum == 3
+
+
+def test_log_tells_once_that_a_job_started_paused_and_goes_on_and_who_left() -> None:
+    cluster = SimCluster.formed(3, seed=83)
+    cluster.submit(0, epochs=300)
+    cluster.run_until(lambda: cluster.job_state(0) == "running", within_us=20 * SECOND_US)
+    cluster.pause(1, for_us=4 * SECOND_US)
+    cluster.run_for(8 * SECOND_US)
+    cluster.leave(2)
+    cluster.run_until(lambda: cluster.are_members(0, 1), within_us=20 * SECOND_US)
+    cluster.run_for(SECOND_US)
+    told = [note.event for note in cluster.hosts[0].notes]
+    for event in ("job started", "job paused", "job goes on", "peer left"):
+        assert told.count(event) == 1, told
+    assert "host-1 is silent" in next(
+        str(note.fields["reason"]) for note in cluster.hosts[0].notes if note.event == "job paused"
+    )
