@@ -27,6 +27,7 @@ from greedw_daemon.network.listener import Listener
 from greedw_daemon.notify import Notifier
 from greedw_daemon.settings import Settings
 from greedw_daemon.tasks import TaskSet
+from greedw_daemon.unprepared import unprepared_error, unprepared_status
 from greedw_p2p.config import Address
 from greedw_p2p.errors import DaemonError, StateDirError
 from greedw_p2p.invitation import Invitation, format_token, hash_of_cluster
@@ -60,8 +61,6 @@ CONTACTS_MAX: Final = 64
 """Members that a newcomer is told; it learns of the others from them."""
 
 TIMED_OUT: Final = 4
-_UNPREPARED_HINT: Final = "greedw init makes a new cluster, greedw join TOKEN enters one"
-
 _ABANDONABLE: Final = frozenset({"train"})
 """Calls that end when the command that made them is interrupted."""
 
@@ -169,13 +168,22 @@ class Daemon:
             self._runtime = None
         await self._tasks.close()
         self._directory.close()
-        if self._stop_asked.is_set():
-            log.info("daemon stopped", reason=self._failure or "as asked")
+        if self._failure is not None:
+            log.error("daemon stopped", reason=self._failure)
+        elif self._stop_asked.is_set():
+            log.info("daemon stopped", reason="as asked")
 
     def _watch_signals(self) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signalled, number)
+        if self._notifier.is_listened_to:
+            loop.add_signal_handler(signal.SIGHUP, self._reload_asked)
+        elif signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup ignores it
+            loop.add_signal_handler(signal.SIGHUP, self._signalled, signal.SIGHUP)
+
+    def _reload_asked(self) -> None:
+        log.info("nothing to reload: settings are read at the start", signal="SIGHUP")
 
     def _signalled(self, number: signal.Signals) -> None:
         if self._stop_asked.is_set():
@@ -199,6 +207,8 @@ class Daemon:
             hurry.cancel()
         if not runtime.ended.done():
             log.warning("stopped without the others' agreement to the leave")
+        elif runtime.ended.result().failed:
+            self._failure = self._failure or runtime.ended.result().reason
 
     def _begin_life(self) -> None:
         """Let a node run for the cluster of the state directory."""
@@ -215,6 +225,14 @@ class Daemon:
             id=runtime.me.node,
             incarnation=runtime.me.incarnation,
         )
+
+    def _begin_first_life(self) -> None:
+        """Let a node run for a new cluster; if it cannot, the cluster is none of ours."""
+        try:
+            self._begin_life()
+        except StateDirError:
+            self._directory.forget_cluster()
+            raise
 
     async def _watch(self, runtime: "NodeRuntime") -> None:
         """End the process when its node ends of itself."""
@@ -235,10 +253,19 @@ class Daemon:
             self._notifier.alive()
         if self._ticks % STATUS_EVERY_TICKS == 0:
             self._notifier.status(self._summary())
+            self._check_directory()
         self._ticks += 1
         # Ticks that were missed, in a suspended machine for one, are not made up for.
         self._tick_due = max(self._tick_due, now - TICK_US / 1e6) + TICK_US / 1e6
         self._ticker = loop.call_at(self._tick_due, self._tick)
+
+    def _check_directory(self) -> None:
+        """End the process if its state directory is gone: commands cannot reach it any more."""
+        if self._stop_asked.is_set() or self._control.is_in_place():
+            return
+        self._failure = f"the control socket in {self._directory.path} was removed or replaced"
+        log.error("state directory lost", reason=self._failure)
+        self._stop_asked.set()
 
     # -- those who dial us (Door) ------------------------------------------------------------------
 
@@ -311,7 +338,10 @@ class Daemon:
     async def _status(self, arguments: dict[str, Any]) -> dict[str, Any]:
         del arguments
         runtime = self._runtime
-        status = self._unprepared_status() if runtime is None else runtime.status()
+        if runtime is None:
+            status = unprepared_status(self._directory.identity, str(self._address))
+        else:
+            status = runtime.status()
         return status | {
             "pid": os.getpid(),
             "version": version("greedw-p2p"),
@@ -330,7 +360,7 @@ class Daemon:
         name = str(arguments.get("name", "greedw"))
         async with self._membership:
             answer = found_cluster(self._directory, name)
-            self._begin_life()
+            self._begin_first_life()
             return answer
 
     async def _join(self, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -338,7 +368,7 @@ class Daemon:
         async with self._membership:
             assert self._address is not None
             answer = await join_cluster(self._directory, token, self._address)
-            self._begin_life()
+            self._begin_first_life()
             return answer
 
     async def _invite(self, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -365,8 +395,8 @@ class Daemon:
                 await runtime.close()
             finally:
                 # Also if the daemon is told to stop just now: the node has left.
+                self._runtime = self._leaving = None
                 self._directory.forget_cluster()
-            self._runtime = self._leaving = None
             self._invites = InviteBook(self._directory, random_bytes=os.urandom)
             log.info("left the cluster", cluster=runtime.record.name)
         return {"cluster_name": runtime.record.name}
@@ -406,38 +436,8 @@ class Daemon:
 
     def _prepared(self) -> "NodeRuntime":
         if self._runtime is None:
-            raise DaemonError("this node is in no cluster yet", hint=_UNPREPARED_HINT, exit_code=6)
+            raise unprepared_error()
         return self._runtime
-
-    def _unprepared_status(self) -> dict[str, Any]:
-        identity = self._directory.identity
-        return {
-            "node": identity.node,
-            "name": identity.name,
-            "incarnation": 0,
-            "address": str(self._address),
-            "cluster": "",
-            "lineage": "",
-            "state": "unprepared",
-            "committed": 0,
-            "leader": None,
-            "quorum": 0,
-            "hears_quorum": False,
-            "pause": _UNPREPARED_HINT,
-            "members": [],
-            "jobs": [],
-            "topology": {
-                "entry": 0,
-                "root": None,
-                "edges": [],
-                "shares": {},
-                "predicted_ms": None,
-                "bound_ms": None,
-                "links_known": 0,
-                "links_wanted": 0,
-            },
-            "phase": "idle",
-        }
 
     def _summary(self) -> str:
         """Return a line for the service manager."""

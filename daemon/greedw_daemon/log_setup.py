@@ -1,9 +1,12 @@
 """Logging of the daemon: one line per event on stderr, key=value, always with the node's name."""
 
+import contextlib
+import errno
 import logging
 import os
 import sys
-from typing import Final, TextIO
+from pathlib import Path
+from typing import Final, TextIO, cast
 
 import structlog
 from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
@@ -18,7 +21,7 @@ def configure(*, node: str, log_format: str, level: str, stream: TextIO | None =
 
     ``auto`` is for people on a terminal and ``text`` elsewhere.
     """
-    target = sys.stderr if stream is None else stream
+    target = cast("TextIO", _Unfailing(sys.stderr if stream is None else stream))
     lowest = logging.getLevelNamesMapping()[level.upper()]
 
     def with_node(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
@@ -57,6 +60,38 @@ def _renderers(log_format: str, stream: TextIO) -> list[Processor]:
         structlog.processors.format_exc_info,
         structlog.processors.LogfmtRenderer(key_order=_KEY_ORDER, drop_missing=True),
     ]
+
+
+class _Unfailing:
+    """A stream whose failures end nothing: the disk is full, or the terminal was closed."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> None:
+        """Write as far as that can be done."""
+        try:
+            self._stream.write(text)
+        except OSError as error:
+            self._failed(error)
+
+    def flush(self) -> None:
+        """Flush as far as that can be done."""
+        try:
+            self._stream.flush()
+        except OSError as error:
+            self._failed(error)
+
+    def isatty(self) -> bool:
+        """Tell whether people read it."""
+        return self._stream.isatty()
+
+    def _failed(self, error: OSError) -> None:
+        """Log to nowhere where nobody reads any more; a full disk may get space again."""
+        if error.errno not in {errno.EPIPE, errno.EIO}:
+            return
+        with contextlib.suppress(OSError), Path(os.devnull).open("wb") as nowhere:
+            os.dup2(nowhere.fileno(), self._stream.fileno(), inheritable=True)
 
 
 class _ToStructlog(logging.Handler):

@@ -22,6 +22,11 @@ class Notifier:
             with contextlib.suppress(OSError):
                 self._socket = _connect(target)
 
+    @property
+    def is_listened_to(self) -> bool:
+        """Tell whether a service manager runs this process."""
+        return self._socket is not None
+
     def ready(self) -> None:
         """Say that the daemon serves."""
         self._send("READY=1")

@@ -24,7 +24,7 @@ from greedw_daemon.network.content import ContentClient, ContentServer
 from greedw_daemon.network.mesh import Mesh
 from greedw_daemon.tasks import TaskSet
 from greedw_p2p.config import Address, Config, Member
-from greedw_p2p.errors import DaemonError, PeerError
+from greedw_p2p.errors import DaemonError, PeerError, StateDirError
 from greedw_p2p.ids import EntryIndex, JobId, LineageId, MemberId, NodeId, short
 from greedw_p2p.node import effects as fx
 from greedw_p2p.node import events
@@ -241,7 +241,8 @@ class NodeRuntime:
         error = writing.exception()
         if error is not None:
             # A vote that is not on the disk must not be cast.
-            log.error("agreement could not be persisted", exc_info=error)
+            if not isinstance(error, StateDirError):
+                log.error("agreement could not be persisted", exc_info=error)
             self._stop(fx.Stopped(f"the agreement cannot be persisted: {error}", failed=True))
             return
         self._is_persisting = False

@@ -22,6 +22,10 @@ _EPILOG: Final = """\
 Each option can also be given in the environment: GREEDW_STATE_DIR, GREEDW_LISTEN,
 GREEDW_ADVERTISE, GREEDW_INSECURE, GREEDW_NAME, GREEDW_LOG_FORMAT, GREEDW_LOG_LEVEL.
 
+signals: SIGTERM and SIGINT leave the cluster after the round in progress and end, a second one ends
+at once. SIGHUP, which a closed terminal sends, does the same; to go on without the terminal, start
+with nohup or setsid, or as the systemd service. There, SIGHUP changes nothing.
+
 exit codes: 0 ended as asked; 1 failed (the port is in use, or an internal error); 2 wrong usage;
 78 a setting or the state directory must be changed first, starting again will not help.
 """

@@ -1,6 +1,8 @@
 """Whole daemons as processes: what the service manager, a starter and an operator rely on."""
 
 import os
+import resource
+import shutil
 import signal
 import socket
 import subprocess
@@ -333,6 +335,72 @@ def test_second_daemon_for_a_directory_ends_at_once(alone: Process, start: Start
     _, log = second.process.communicate(timeout=WAIT_S)
     assert second.process.returncode == 78
     assert f"in use by process {alone.process.pid}" in log
+
+
+def test_closed_terminal_lets_the_daemon_leave_and_end(tmp_path: Path, start: Start) -> None:
+    daemon = start(tmp_path / "a").started()
+    daemon.call("init", name="lab")
+    code, log = daemon.end(signal.SIGHUP)
+    assert code == 0, log
+    assert "signal=SIGHUP" in log
+    assert 'event="daemon stopped" reason="as asked"' in log
+
+
+def test_hangup_changes_nothing_under_a_service_manager(tmp_path: Path, start: Start) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        daemon = start(tmp_path / "a", NOTIFY_SOCKET=str(tmp_path / "notify")).started()
+        daemon.call("status")
+        daemon.process.send_signal(signal.SIGHUP)
+        daemon.call("init", name="lab")
+        code, log = daemon.end()
+    assert code == 0, log
+    assert "nothing to reload" in log
+
+
+def test_daemon_goes_on_when_nobody_reads_its_log(tmp_path: Path, start: Start) -> None:
+    daemon = start(tmp_path / "a").started()
+    assert daemon.process.stderr is not None
+    daemon.process.stderr.close()
+    daemon.call("init", name="lab")
+    daemon.call("invite")
+    daemon.call("shutdown")
+    assert daemon.process.wait(WAIT_S) == 0
+
+
+def test_daemon_ends_with_an_error_when_its_directory_is_removed(
+    tmp_path: Path, start: Start
+) -> None:
+    daemon = start(tmp_path / "a", "--name", "a").started()
+    shutil.rmtree(tmp_path / "a")
+    _, log = daemon.process.communicate(timeout=WAIT_S)
+    assert daemon.process.returncode == 1
+    assert 'level=error node=a event="state directory lost"' in log
+    assert 'event="daemon stopped"' in log.splitlines()[-1]
+    assert "Traceback" not in log
+
+
+def test_node_that_cannot_write_its_directory_stops_and_says_why_in_one_line(
+    tmp_path: Path, start: Start
+) -> None:
+    a = start(tmp_path / "a", "--name", "a").started()
+    b = start(tmp_path / "b", "--name", "b").started()
+    a.call("init", name="lab")
+    b.call("join", token=a.call("invite")["token"])
+    wait_for(lambda: a.members() == b.members() == ["a", "b"])
+    # As on a full disk: every write to a file fails from now on.
+    resource.prlimit(b.process.pid, resource.RLIMIT_FSIZE, (0, 0))
+    with pytest.raises(DaemonError, match="cannot write") as caught:
+        b.call("invite")
+    assert "free space" in caught.value.hint
+    a.process.send_signal(signal.SIGTERM)
+    _, log = b.process.communicate(timeout=WAIT_S)
+    assert b.process.returncode == 1
+    assert "Traceback" not in log
+    stopped, ended = log.splitlines()[-2:]
+    assert 'level=error node=b event="node stopped"' in stopped
+    assert 'level=error node=b event="daemon stopped"' in ended
+    assert "File too large" in ended
 
 
 def test_port_in_use_is_named_and_may_be_retried(tmp_path: Path, start: Start) -> None:

@@ -46,6 +46,7 @@ class ControlServer:
         self._abandonable = abandonable
         self._server: asyncio.Server | None = None
         self._tasks = TaskSet()
+        self._file: tuple[int, int] | None = None
 
     async def open(self) -> None:
         """Listen; the caller holds the directory's lock, so a socket that is there is stale.
@@ -55,6 +56,7 @@ class ControlServer:
         """
         try:
             listening = _bind(self._path)
+            self._file = _identity_of(self._path)
         except OSError as error:
             raise StateDirError(
                 f"cannot make the control socket {self._path}: {error.strerror}"
@@ -68,8 +70,13 @@ class ControlServer:
         if self._server is not None:
             self._server.close()
             self._server = None
-            self._path.unlink(missing_ok=True)
+            if self.is_in_place():  # and not another's, in a directory that replaced ours
+                self._path.unlink(missing_ok=True)
         await self._tasks.close()
+
+    def is_in_place(self) -> bool:
+        """Tell whether the socket in the directory still is the one that is served."""
+        return self._file is not None and _identity_of(self._path) == self._file
 
     def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         uid = _uid_of(writer)
@@ -175,6 +182,14 @@ def _uid_of(writer: asyncio.StreamWriter) -> int:
     connection: Any = writer.get_extra_info("socket")
     data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER_CREDENTIALS.size)
     return int(_PEER_CREDENTIALS.unpack(data)[1])
+
+
+def _identity_of(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _bind(path: Path) -> socket.socket:
