@@ -1,5 +1,6 @@
 """``train``, ``jobs``, ``stop``: what the cluster works on."""
 
+import threading
 import time
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -28,13 +29,21 @@ STOP_S: Final = 60.0
 
 SCHEMA: Final = 1
 
+LEARNING_RATE_MAX: Final = 1e5
+SLOW_S: Final = 0.5
+"""An answer that takes longer is worth an explanation; a refusal comes sooner."""
+
 _USUAL: Final = DEFAULTS[MNIST_2NN]
 
 Epochs = Annotated[int, typer.Option(min=1, max=1_000_000, help="Passes over the data.")]
-Batch = Annotated[int, typer.Option(min=1, help="Samples of a round, over all nodes together.")]
-LearningRate = Annotated[float, typer.Option("--lr", help="Learning rate, above 0.")]
+Batch = Annotated[
+    int, typer.Option(min=1, max=2**31 - 1, help="Samples of a round, over all nodes together.")
+]
+LearningRate = Annotated[float, typer.Option("--lr", help="Learning rate, above 0, at most 1e5.")]
 Momentum = Annotated[float, typer.Option(help="Momentum, from 0, below 1.")]
-Seed = Annotated[int, typer.Option(min=0, help="Decides initial parameters and order of samples.")]
+Seed = Annotated[
+    int, typer.Option(min=0, max=2**62 - 1, help="Decides initial parameters and order of samples.")
+]
 
 
 def train(
@@ -49,7 +58,7 @@ def train(
     momentum: Momentum = _USUAL.momentum,
     seed: Seed = _USUAL.seed,
     data: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
             metavar="DIR",
             show_default=False,
@@ -64,10 +73,11 @@ def train(
 ) -> None:
     """Train a model on all members together, and follow it to the end."""
     _check(kind, lr, momentum)
+    data_dir = _data_dir(data)
     client = connect(context, state_dir, PREPARE_S)
     order = {
         "kind": kind,
-        "data_dir": "" if data is None else str(data.absolute()),
+        "data_dir": data_dir,
         "epochs": epochs,
         "batch": batch,
         "learning_rate": lr,
@@ -76,7 +86,6 @@ def train(
     }
     submission = _Submission(client, order)
     try:
-        explain(f"Starting {kind}: every member loads the data and compiles its kernels ...")
         answer = submission.send()
         if detach:
             _print_detached(answer, as_json=as_json)
@@ -161,9 +170,19 @@ class _Submission:
 
     def send(self) -> dict[str, Any]:
         """Submit the job, and return the daemon's answer."""
-        answer = self._client.call("train", **self._order)
+        waiting = threading.Timer(SLOW_S, explain, [self._what_takes_long()])
+        waiting.daemon = True
+        waiting.start()
+        try:
+            answer = self._client.call("train", **self._order)
+        finally:
+            waiting.cancel()
         self.job = str(answer["job"])
         return answer
+
+    def _what_takes_long(self) -> str:
+        kind = self._order["kind"]
+        return f"Starting {kind}: every member loads the data and compiles its kernels ..."
 
     def explain_interruption(self) -> None:
         """Say what becomes of the job that nobody follows any more."""
@@ -181,10 +200,24 @@ def _explain_going_on(job_id: str) -> None:
 def _check(kind: str, learning_rate: float, momentum: float) -> None:
     if kind not in job_kinds():
         raise typer.BadParameter(f"there are: {', '.join(job_kinds())}", param_hint="KIND")
-    if not 0 < learning_rate < float("inf"):
-        raise typer.BadParameter("must be above 0", param_hint="--lr")
+    if not 0 < learning_rate <= LEARNING_RATE_MAX:  # nor "nan", which compares as false
+        raise typer.BadParameter("must be above 0 and at most 1e5", param_hint="--lr")
     if not 0 <= momentum < 1:
         raise typer.BadParameter("must be from 0, below 1", param_hint="--momentum")
+
+
+def _data_dir(given: str | None) -> str:
+    """Return the folder as the daemon gets it: absolute, or empty for the embedded digits."""
+    if given is None:
+        return ""
+    if not given.strip():
+        raise typer.BadParameter("names no folder", param_hint="--data")
+    path = Path(given).absolute()
+    if path.is_file():
+        raise typer.BadParameter(
+            f"{path} is a file; give the folder that it is in", param_hint="--data"
+        )
+    return str(path)
 
 
 def _print_detached(answer: dict[str, Any], *, as_json: bool) -> None:
