@@ -20,6 +20,7 @@ _PACE_SAMPLE_S: Final = 0.5
 
 _TREE_NODES_MAX: Final = 16
 _NAMED_MAX: Final = 8
+_NOT_A_MEMBER: Final = frozenset({"joining", "leaving", "left"})
 
 Line = tuple[str, str]
 
@@ -92,7 +93,8 @@ def describe(node: NodeStatus, rounds_per_second: float | None) -> list[Line]:
         if job.state == "running":
             lines += _balance(node.members, job)
     lines += _tree(node.topology)
-    lines.append(("next", _advice(node, verdict)))
+    if verdict not in _NOT_A_MEMBER:  # such a node can only wait, and the headline says for what
+        lines.append(("next", _advice(node, verdict)))
     return lines
 
 
@@ -105,7 +107,7 @@ def _headline(node: NodeStatus, verdict: str, rounds_per_second: float | None) -
             f"work goes on when enough of them return."
         )
     if verdict == "joining":
-        return f'waiting to be admitted to the cluster "{node.cluster}"'
+        return f'not yet a member of "{node.cluster}"\n{node.pause or "waiting to be admitted"}'
     if verdict in {"leaving", "left"}:
         return "this node is on its way out of the cluster; the others go on"
     text = f"{alive} of {total} members, quorum {node.quorum}"
@@ -173,28 +175,31 @@ def _tree(topology: TopologyStatus) -> list[Line]:
 
 def _advice(node: NodeStatus, verdict: str) -> str:
     if verdict in {"frozen", "paused", "degraded"}:
-        return _advice_on_trouble(node)
+        return _advice_on_trouble(node, verdict)
     job = newest_job(node)
     if job is not None and job.state in {"running", "preparing"}:
-        return "greedw topology shows the tree, greedw stop JOB ends the job"
+        return "greedw topology shows the tree, greedw stop ends the job"
     if len(node.members) == 1:
         return "greedw invite to add a machine, or greedw train mnist-2nn on this one alone"
     return "greedw train mnist-2nn"
 
 
-def _advice_on_trouble(node: NodeStatus) -> str:
+def _advice_on_trouble(node: NodeStatus, verdict: str) -> str:
     names = [member.name for member in _unwell(node.members)[:_NAMED_MAX]]
     if not names:
         return "read the reason above; the daemons' logs have the details"
-    verbs = "is up and reaches" if len(names) == 1 else "are up and reach"
-    text = f"check that {figures.listing(names)} {verbs} {node.address}"
+    one = len(names) == 1
+    verbs = "is up and reaches" if one else "are up and reach"
+    check = f"check that {figures.listing(names)} {verbs} {node.address}"
     job = newest_job(node)
-    if job is None or job.state != "paused":
-        return text
+    if verdict == "frozen" or job is None or job.state != "paused":
+        return check
     # A connection that only broke, or a machine that slept, comes back as the same life.
+    evictions = ", ".join(f"greedw evict {name}" for name in names)
     return (
-        f"{text}; the job goes on when the same processes are heard again.\n"
-        f"If one has ended: greedw stop {job.id}, and train again"
+        f"{check}: the job goes on when the same {'process is' if one else 'processes are'} "
+        f"heard again.\nBring {figures.listing(names)} back, or remove {'it' if one else 'them'} "
+        f"for good: {evictions}\n(training then goes on without {'it' if one else 'them'})"
     )
 
 
