@@ -32,10 +32,21 @@ AnswerT = TypeVar("AnswerT")
 
 
 def chosen_state_dir(context: typer.Context, given: Path | None) -> Path:
-    """Return the state directory: given after the subcommand, before it, or the default."""
+    """Return the state directory: given after the subcommand, before it, or the default.
+
+    Raises:
+        DaemonError: if something else is in its place.
+    """
     before: object = context.obj
-    chosen = given if given is not None else before
-    return chosen if isinstance(chosen, Path) else default_state_dir()
+    given_or_before = given if given is not None else before
+    chosen = given_or_before if isinstance(given_or_before, Path) else default_state_dir()
+    if chosen.exists() and not chosen.is_dir():
+        raise DaemonError(
+            f"{chosen} is not a directory",
+            hint="--state-dir and GREEDW_STATE_DIR name a node's directory.",
+            exit_code=exits.WRONG_USAGE,
+        )
+    return chosen
 
 
 def connect(

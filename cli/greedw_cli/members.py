@@ -1,16 +1,19 @@
-"""``init``, ``invite``, ``join``, ``leave``: who belongs to the cluster."""
+"""``init``, ``invite``, ``join``, ``leave``, ``evict``: who belongs to the cluster."""
 
 import re
 import sys
+import time
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 
+from greedw_cli import exits, figures
 from greedw_cli.console import explain, print_json, print_line
-from greedw_cli.daemon import AsJson, StateDir, chosen_state_dir, connect
+from greedw_cli.daemon import AsJson, StateDir, chosen_state_dir, connect, convert
 from greedw_daemon.control.client import ControlClient, prepare_init, prepare_join
 from greedw_p2p.errors import DaemonError
+from greedw_p2p.node.status import NodeState, NodeStatus
 
 JOIN_S: Final = 45.0
 """Limit of a join: several tries on each address of the token, then admission."""
@@ -18,9 +21,19 @@ JOIN_S: Final = 45.0
 LEAVE_S: Final = 60.0
 """Limit of a leave, which waits for the round in progress."""
 
+EVICT_S: Final = 60.0
+"""Limit of an eviction, which the other members must agree to."""
+
+ADMITTED_S: Final = 5.0
+"""How long a join waits to be admitted: that is quick, unless a job runs."""
+
+_POLL_S: Final = 0.2
+_WATCH_IT: Final = "Nothing more to do; greedw status says when it is a member."
+
 STANDARD_INPUT: Final = "-"
 
 _TOKEN_CHARS_MAX: Final = 4096
+_TTL_S_MAX: Final = 30 * 86_400
 _TTL_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
@@ -88,9 +101,8 @@ def join(
     client = ControlClient(directory, JOIN_S)
     if client.is_running():
         answer = client.call("join", token=text)
-        cluster = answer.get("cluster_name", "")
-        print_line(f'This daemon joined the cluster "{cluster}".')
-        print_line("Next: greedw status")
+        for line in admission_lines(str(answer.get("cluster_name", "")), _wait_admitted(client)):
+            print_line(line)
     else:
         prepare_join(directory, text)
         print_line(f"The token holds; {directory} is prepared.")
@@ -99,18 +111,69 @@ def join(
 
 def leave(context: typer.Context, *, state_dir: StateDir = None) -> None:
     """Take this machine out of its cluster, after the round in progress."""
-    connect(context, state_dir, LEAVE_S).call("leave")
-    print_line("This machine left the cluster; the others go on.")
+    client = connect(context, state_dir, LEAVE_S)
+    before = client.call("status")
+    client.call("leave")
+    if before["state"] == NodeState.MEMBER and len(before["members"]) == 1:
+        print_line("This machine was the last member: the cluster has ended.")
+    else:
+        print_line("This machine left the cluster; the others go on.")
     print_line("Its daemon waits for greedw init or greedw join TOKEN.")
+
+
+def evict(
+    context: typer.Context,
+    node: Annotated[
+        str, typer.Argument(metavar="NODE", help="The member's name or id, as in greedw status.")
+    ],
+    *,
+    state_dir: StateDir = None,
+) -> None:
+    """Remove a member that is gone for good, so that training goes on without it.
+
+    Refused while the member is alive: there, greedw leave takes it out.
+    """
+    connect(context, state_dir, EVICT_S).call("evict", node=node)
+    print_line(f"{node} is no member any more; the others go on without it.")
+    print_line("Should it come back: greedw leave there, then greedw join with a new token.")
+
+
+def admission_lines(cluster: str, node: NodeStatus) -> list[str]:
+    """Return in words how far a join came that the cluster has accepted."""
+    if node.state is not NodeState.JOINING:
+        members = figures.plural(len(node.members), "member")
+        return [f'This machine is now a member of "{cluster}" ({members}).', "Next: greedw status"]
+    # What it waits for, in the words of the node itself.
+    waits_for = node.pause or "waiting to be admitted"
+    condition = re.search(r"that happens when (job \S+ has ended)", waits_for)
+    if condition is None:
+        return [f'This machine has been accepted by "{cluster}": {waits_for}.', _WATCH_IT]
+    return [
+        f'This machine has been accepted by "{cluster}"; it becomes a member when {condition[1]}.',
+        _WATCH_IT,
+    ]
+
+
+def _wait_admitted(client: ControlClient) -> NodeStatus:
+    """Return the node's status as soon as it is a member, or when it takes too long."""
+    deadline_s = time.monotonic() + ADMITTED_S
+    while True:
+        node = convert(client.call("status"), NodeStatus)
+        if node.state is not NodeState.JOINING or time.monotonic() > deadline_s:
+            return node
+        time.sleep(_POLL_S)
 
 
 def _parse_ttl(text: str) -> int:
     match = re.fullmatch(r"([1-9][0-9]{0,8})([smhd])", text.strip())
     if match is None:
         raise typer.BadParameter(
-            f"{text!r} is not a time like 90s, 15m, 1h or 7d", param_hint="--ttl"
+            f"{text!r} is not a time from 1s to 30d, like 90s, 15m or 1h", param_hint="--ttl"
         )
-    return int(match[1]) * _TTL_UNITS[match[2]]
+    seconds = int(match[1]) * _TTL_UNITS[match[2]]
+    if seconds > _TTL_S_MAX:
+        raise typer.BadParameter("an invitation holds from 1s to 30d", param_hint="--ttl")
+    return seconds
 
 
 def _given_token(token: str | None, token_file: str | None) -> str:
@@ -128,7 +191,8 @@ def _given_token(token: str | None, token_file: str | None) -> str:
                 text = file.read(_TOKEN_CHARS_MAX)
     except OSError as error:
         raise DaemonError(
-            f"the token file {token_file} cannot be read ({error.strerror})"
+            f"the token file {token_file} cannot be read ({error.strerror})",
+            exit_code=exits.WRONG_USAGE,
         ) from error
     lines = text.split()
     if not lines:

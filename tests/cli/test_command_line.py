@@ -11,7 +11,8 @@ from greedw_cli import exits
 Run = Callable[..., Any]
 
 READING = [["status"], ["jobs"], ["topology"]]
-ASKING = [*READING, ["invite"], ["leave"], ["stop", "job-1"], ["train", "mnist-2nn"]]
+ASKING = [*READING, ["invite"], ["leave"], ["stop"], ["stop", "job-1"]]
+ASKING += [["train", "mnist-2nn"], ["evict", "lab-1"], ["jobs", "--follow"]]
 
 
 def test_help_documents_every_exit_code_and_command(greedw: Run) -> None:
@@ -20,7 +21,18 @@ def test_help_documents_every_exit_code_and_command(greedw: Run) -> None:
     text = " ".join(answer.out.replace("│", " ").split())
     for code in (0, 1, 2, 3, 4, 5, 6, 7, 130):
         assert f"{code} " in text.partition("Exit codes:")[2]
-    commands = ("init", "invite", "join", "leave", "status", "train", "jobs", "stop", "topology")
+    commands = (
+        "init",
+        "invite",
+        "join",
+        "leave",
+        "evict",
+        "status",
+        "train",
+        "jobs",
+        "stop",
+        "topology",
+    )
     for command in (*commands, "demo"):
         assert f" {command} " in text
 
@@ -30,7 +42,7 @@ def test_version_is_the_distribution_s(greedw: Run) -> None:
     assert (answer.code, answer.out) == (0, f"greedw {version('greedw-p2p')}\n")
 
 
-@pytest.mark.parametrize("command", ASKING, ids=lambda command: str(command[0]))
+@pytest.mark.parametrize("command", ASKING, ids=" ".join)
 def test_commands_that_need_the_daemon_exit_with_3_and_say_how_to_start_it(
     command: list[str], greedw: Run, tmp_path: Path
 ) -> None:
@@ -69,11 +81,21 @@ def test_state_dir_is_taken_after_before_and_from_the_environment_in_this_order(
         ["train", "mnist-2nn", "--batch", "0"],
         ["train", "mnist-2nn", "--lr", "0"],
         ["train", "mnist-2nn", "--lr", "nan"],
+        ["train", "mnist-2nn", "--lr", "inf"],
+        ["train", "mnist-2nn", "--lr", "1.1e5"],
+        ["train", "mnist-2nn", "--seed", "-1"],
+        ["train", "mnist-2nn", "--seed", str(2**62)],
+        ["train", "mnist-2nn", "--data", ""],
+        ["train", "mnist-2nn", "--data", __file__],
         ["train", "mnist-2nn", "--momentum", "1"],
         ["invite", "--ttl", "soon"],
+        ["invite", "--ttl", "0s"],
+        ["invite", "--ttl", "31d"],
+        ["evict"],
         ["invite", "--uses", "0"],
         ["join"],
         ["join", "gw1-x", "--token-file", "-"],
+        ["join", "--token-file", "/dev/null/token"],
         ["demo", "--nodes", "0"],
     ],
     ids=" ".join,
@@ -95,13 +117,40 @@ def test_join_reads_the_last_word_of_standard_input(
     assert "token" in answer.err
 
 
-@pytest.mark.parametrize("content", [None, "", " \n"], ids=["missing", "empty", "blank"])
-def test_token_file_that_holds_none_is_named(
-    content: str | None, greedw: Run, tmp_path: Path
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["train", "mnist-2nn", "--lr", "1e30"], "above 0 and at most 1e5"),
+        (["train", "mnist-2nn", "--data", __file__], "is a file"),
+        (["invite", "--ttl", "31d"], "from 1s to 30d"),
+        (["invite", "--ttl", "0s"], "from 1s to 30d"),
+    ],
+)
+def test_wrong_usage_is_told_in_words(arguments: list[str], words: str, greedw: Run) -> None:
+    told = greedw(*arguments).err.replace("│", " ")
+    assert words in " ".join(told.split())
+
+
+@pytest.mark.parametrize("command", ["status", "init", "jobs"])
+def test_state_dir_that_is_a_file_is_said_to_be_no_directory(
+    command: str, greedw: Run, tmp_path: Path
 ) -> None:
+    path = tmp_path / "file"
+    path.touch()
+    answer = greedw(command, "--state-dir", path)
+    assert answer.code == exits.WRONG_USAGE
+    assert f"{path} is not a directory" in answer.err
+
+
+def test_training_says_nothing_of_a_start_that_is_refused(greedw: Run, tmp_path: Path) -> None:
+    answer = greedw("train", "mnist-2nn", "--state-dir", tmp_path)
+    assert answer.err.startswith("error: ")
+
+
+@pytest.mark.parametrize("content", ["", " \n"], ids=["empty", "blank"])
+def test_token_file_that_holds_none_is_named(content: str, greedw: Run, tmp_path: Path) -> None:
     path = tmp_path / "token"
-    if content is not None:
-        path.write_text(content, encoding="utf-8")
+    path.write_text(content, encoding="utf-8")
     answer = greedw("join", "--token-file", path, "--state-dir", tmp_path / "node")
     assert answer.code == exits.FAILED
     assert "token file" in answer.err

@@ -3,6 +3,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from greedw_cli.members import admission_lines
 from greedw_cli.status import describe, verdict_of
 from greedw_p2p.node.status import (
     EdgeStatus,
@@ -111,6 +112,35 @@ def test_paused_job_says_why_and_whom_to_check() -> None:
     assert reason in lines["paused"]
     assert "pi-2 at 192.0.2.1:4 (failed, last heard 3.0 s ago)" in lines["missing"]
     assert "pi-2" in lines["next"]
+
+
+def test_paused_job_that_misses_members_may_go_on_without_them() -> None:
+    members = (member("attic"), member("pi-1"), member("pi-2", state="failed", heard_ms=3000))
+    paused = text_of(node(jobs=(job(state="paused", reason="pi-2 is gone"),), members=members))
+    assert "remove it for good: greedw evict pi-2\n" in paused["next"]
+    assert "greedw evict" not in text_of(node(members=members))["next"]
+    frozen = text_of(node(jobs=(job(state="paused"),), members=members, hears_quorum=False))
+    assert "greedw evict" not in frozen["next"]
+
+
+def test_newcomer_is_told_in_full_what_it_waits_for_and_not_to_train() -> None:
+    reason = "waiting to be admitted: that happens when job mnist-2nn-3f09ac has ended"
+    lines = text_of(node(state=NodeState.JOINING, pause=reason, jobs=(job(),)))
+    assert lines["joining"] == f'not yet a member of "lab"\n{reason}'
+    assert "next" not in lines
+
+
+def test_join_says_whether_the_machine_is_a_member_yet() -> None:
+    assert admission_lines("lab", node())[0] == 'This machine is now a member of "lab" (3 members).'
+    reason = "waiting to be admitted: that happens when job mnist-2nn-3f09ac has ended"
+    first, _ = admission_lines("lab", node(state=NodeState.JOINING, pause=reason))
+    assert first == (
+        'This machine has been accepted by "lab"; '
+        "it becomes a member when job mnist-2nn-3f09ac has ended."
+    )
+    reason = "waiting to be admitted; nobody answers yet (known: a at 192.0.2.1:7946)"
+    first, _ = admission_lines("lab", node(state=NodeState.JOINING, pause=reason))
+    assert first == f'This machine has been accepted by "lab": {reason}.'
 
 
 def test_frozen_says_how_many_are_needed() -> None:
