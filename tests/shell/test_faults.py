@@ -169,3 +169,25 @@ def test_silent_peer_is_noticed_within_five_seconds_and_the_job_goes_on_with_it(
     silent.signal(signal.SIGCONT)
     cluster.wait_for_members(["a", "b", "c"])
     running(cluster, round_before + 10)
+
+
+def test_member_that_is_gone_for_good_is_evicted_and_the_job_goes_on(
+    form: Form, greedw: Run
+) -> None:
+    cluster = form("a", "b", "c")
+    at_first = ("--state-dir", cluster.first.state_dir)
+    job = train(cluster.first)
+    running(cluster)
+    alive = greedw("evict", "c", *at_first)
+    assert alive.code != 0
+    assert "c is alive" in alive.err
+    assert "greedw leave" in alive.err
+    cluster.daemons["c"].signal(signal.SIGKILL)
+    paused = cluster.wait_for(partial(in_state, cluster.first, "paused"), NOTICE_S, "the pause")
+    assert "remove it for good: greedw evict c" in greedw("status", *at_first).out
+    evicted = greedw("evict", "c", *at_first)
+    assert evicted.code == 0, evicted
+    running(cluster, paused["round"] + 10)
+    cluster.wait_for_members(["a", "b"])
+    stopped = greedw("stop", *at_first)
+    assert stopped.out == f"The job {job} is stopped.\n"

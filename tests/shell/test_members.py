@@ -189,3 +189,42 @@ def test_signal_makes_a_daemon_leave_cleanly(form: Form) -> None:
         cluster.wait_for_members(staying)
         assert "Traceback" not in leaver.log()
         assert not (leaver.state_dir / "control.sock").exists()
+
+
+def test_join_says_that_a_newcomer_waits_for_the_job_and_later_that_it_is_a_member(
+    prepare: Prepare, greedw: Run
+) -> None:
+    cluster = prepare("a", "b", "c")
+    cluster.start()
+    first, second, third = cluster.daemons.values()
+    first.call("init", name="lab")
+    joined = greedw("join", invite(cluster, greedw), "--state-dir", second.state_dir)
+    assert joined.out.startswith('This machine is now a member of "lab" (2 members).\n'), joined
+    trained = greedw(
+        "train", "mnist-2nn", "--epochs", 1000, "--detach", "--state-dir", first.state_dir
+    )
+    job = trained.out.strip()
+    waits_for = f"when job {job} has ended"
+    joined = greedw("join", invite(cluster, greedw), "--state-dir", third.state_dir)
+    assert joined.code == 0, joined
+    assert f'accepted by "lab"; it becomes a member {waits_for}.' in joined.out
+    status = greedw("status", "--state-dir", third.state_dir).out
+    assert status.startswith("joining ")
+    assert waits_for in status
+    assert "greedw train" not in status
+    assert greedw("stop", "--state-dir", first.state_dir).code == 0
+    cluster.wait_for_members(["a", "b", "c"])
+
+
+def test_last_member_that_leaves_is_told_that_the_cluster_has_ended(
+    form: Form, greedw: Run
+) -> None:
+    cluster = form("a", "b")
+    told = [
+        greedw("leave", "--state-dir", daemon.state_dir).out.splitlines()[0]
+        for daemon in cluster.daemons.values()
+    ]
+    assert told == [
+        "This machine left the cluster; the others go on.",
+        "This machine was the last member: the cluster has ended.",
+    ]
