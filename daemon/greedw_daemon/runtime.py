@@ -30,7 +30,7 @@ from greedw_p2p.node import effects as fx
 from greedw_p2p.node import events
 from greedw_p2p.node.boot import Boot
 from greedw_p2p.node.core import Node
-from greedw_p2p.wire.messages import Bytes, ContentMessage, ControlMessage, GetBytes
+from greedw_p2p.wire.messages import Bytes, ContentMessage, ControlMessage, Fault, GetBytes
 
 EVENTS_PER_TURN: Final = 64
 """Events handled before sockets and timers get their turn again."""
@@ -45,6 +45,13 @@ TRAIN_S: Final = 240.0
 """The same for a new job: every member may have to compile kernels first."""
 
 TIMED_OUT: Final = 4
+REFUSED: Final = 5
+_EXIT_CODES: Final = {
+    Fault.FAILED: 1,
+    Fault.UNREACHABLE: TIMED_OUT,
+    Fault.BUSY: REFUSED,
+    Fault.UNFIT: 6,
+}
 BUSY_STATES: Final = frozenset({"preparing", "running", "paused"})
 
 log = get_logger()
@@ -315,7 +322,11 @@ class NodeRuntime:
         finally:
             del self._replies[number]
         if reply.error:
-            raise DaemonError(reply.error, hint="greedw status says how the cluster is")
+            raise DaemonError(
+                reply.error,
+                hint="greedw status says how the cluster is",
+                exit_code=_EXIT_CODES[reply.fault],
+            )
         return reply
 
     def _replied(self, reply: fx.Reply) -> None:
@@ -329,6 +340,7 @@ class NodeRuntime:
                 raise DaemonError(
                     f"job {job['id']} is {job['state']} already; one job runs at a time",
                     hint=f"wait for it, or end it: greedw stop {job['id']}",
+                    exit_code=REFUSED,
                 )
 
     # -- what the mesh tells ----------------------------------------------------------------------

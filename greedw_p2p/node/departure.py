@@ -11,6 +11,7 @@ from greedw_p2p.log.ledger import Ledger
 from greedw_p2p.node.context import Context
 from greedw_p2p.node.effects import Reply, Severity, Stopped
 from greedw_p2p.node.open_entry import OpenEntry
+from greedw_p2p.wire.messages import Fault
 
 LEAVE_WITHIN_US = 15_000_000
 """How long a user's wish to leave waits for a leader that can act, before it is given up."""
@@ -92,7 +93,7 @@ class Departure:
             f"{LEAVE_WITHIN_US // 1_000_000} s; this node stays a member"
         )
         context.leaving = False
-        context.out.emit(Reply(request, error))
+        context.out.emit(Reply(request, error, fault=Fault.UNREACHABLE))
         self._request = None
 
     def _stop(self) -> None:

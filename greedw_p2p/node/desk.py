@@ -14,7 +14,7 @@ from greedw_p2p.limits import TICK_US
 from greedw_p2p.node.context import Context
 from greedw_p2p.node.effects import LoadJob, Reply, Severity, UnloadJob
 from greedw_p2p.node.events import JobLoaded, JobRefused, StopJob, SubmitJob, WorkerFailed
-from greedw_p2p.wire.messages import Declined, JobPrepared, PrepareJob, Propose, RequestKind
+from greedw_p2p.wire.messages import Declined, Fault, JobPrepared, PrepareJob, Propose, RequestKind
 
 ANSWER_WITHIN_US = 15_000_000
 """How long a request waits for a leader that can act, before it is given up; and how long a job
@@ -64,7 +64,7 @@ class JobDesk:
         self._fail_wanted: dict[JobId, str] = {}
         self._failure: tuple[JobId, str] | None = None
         self._loading: dict[JobId, _Loading] = {}
-        self._declined: dict[JobId, str] = {}
+        self._declined: dict[JobId, tuple[Fault, str]] = {}
         self._begun: JobId | None = None
 
     def submit(self, event: SubmitJob) -> None:
@@ -122,7 +122,7 @@ class JobDesk:
                 self._stop_wanted[message.job] = message.reason
             case RequestKind.STOP_JOB:
                 if self._starting is not None and self._starting.spec.id == message.job:
-                    self._decline_start(message.reason)
+                    self._decline_start(Fault.FAILED, message.reason)
             case RequestKind.FAIL_JOB:
                 if self._runs(message.job):
                     self._fail_wanted[message.job] = message.reason
@@ -148,14 +148,14 @@ class JobDesk:
             return
         if message.refusal:
             name = self._context.name_of(sender.node)
-            self._decline_start(f"{name} cannot run it: {message.refusal}")
+            self._decline_start(Fault.UNFIT, f"{name} cannot run it: {message.refusal}")
         else:
             starting.prepared.add(sender)
 
     def on_declined(self, message: Declined) -> None:
         """Answer the users, and drop what was loaded for the job."""
         if not self._is_in_log(message.job):
-            self._drop(message.job, message.reason)
+            self._drop(message.job, message.fault, message.reason)
 
     def tick(self, *, leads: bool) -> None:
         """Repeat requests; give up those that nobody answers; watch over a job that starts."""
@@ -170,7 +170,7 @@ class JobDesk:
                 self._give_up(request, leader)
         for job in sorted(self._loading):
             if now_us - self._loading[job].asked_us >= ANSWER_WITHIN_US and not self._starts(job):
-                self._drop(job, "no leader asks for it any more")
+                self._drop(job, Fault.UNREACHABLE, "no leader asks for it any more")
         self._propose_failure()
         if self._starting is not None:
             self._watch_start(leads=leads)
@@ -276,22 +276,22 @@ class JobDesk:
         self._context.out.note(Severity.ERROR, "job refused here", job=job, reason=reason)
         self._context.out.emit(UnloadJob(job, None))
         self._context.out.send(leader, JobPrepared(job, reason[:4000]))
-        self._answer(job, f"{self._context.my_name} cannot run it: {reason}")
+        self._answer(job, Fault.UNFIT, f"{self._context.my_name} cannot run it: {reason}")
 
-    def _drop(self, job: JobId, reason: str) -> None:
+    def _drop(self, job: JobId, fault: Fault, reason: str) -> None:
         """Unload a job that does not start, and answer those who wait for it."""
         if self._loading.pop(job, None) is not None:
             self._context.out.emit(UnloadJob(job, None))
-        self._answer(job, reason)
+        self._answer(job, fault, reason)
 
-    def _answer(self, job: JobId, reason: str) -> None:
+    def _answer(self, job: JobId, fault: Fault, reason: str) -> None:
         """Answer the requests of users about a job that does not start."""
         for request in sorted(self._requests):
             propose = self._requests[request].propose
             if propose.job == job:
                 del self._requests[request]
                 error = "" if propose.kind is RequestKind.STOP_JOB else reason
-                self._context.out.emit(Reply(request, error, job))
+                self._context.out.emit(Reply(request, error, job, fault))
 
     def _propose_failure(self) -> None:
         leader = self._context.leader
@@ -311,17 +311,18 @@ class JobDesk:
             return
         busy = ledger.running_job
         if busy is not None:
-            self._decline(sender, message, f"job {busy.spec.id} is running; stop it first")
+            running = f"job {busy.spec.id} is running; stop it first"
+            self._decline(sender, message, Fault.BUSY, running)
             return
         declined = self._declined.get(message.job)
         if declined is not None:
-            self._decline(sender, message, declined)
+            self._decline(sender, message, *declined)
             return
         starting = self._starting
         if starting is not None:
             if starting.spec.id != message.job:
                 other = f"job {starting.spec.id} is about to start; wait for it or stop it"
-                self._decline(sender, message, other)
+                self._decline(sender, message, Fault.BUSY, other)
             return
         self._starting = _Starting(message.spec, message.state, sender, message.request)
         self._ask_members()
@@ -335,8 +336,9 @@ class JobDesk:
         for member in config.members:
             if not self._context.peers.is_reachable(member.id):
                 name = self._context.name_of(member.node)
+                missing = f"{name} is not reachable at {member.address}"
                 self._decline_start(
-                    f"{name} is not reachable at {member.address}; every member takes part in a job"
+                    Fault.UNREACHABLE, f"{missing}; every member takes part in a job"
                 )
                 return
         if self._context.now_us // TICK_US % 4 == 0:
@@ -351,27 +353,27 @@ class JobDesk:
         prepare = PrepareJob(starting.spec, starting.state, starting.origin.node)
         self._context.out.send_all(config.ids, prepare)
 
-    def _decline_start(self, reason: str) -> None:
+    def _decline_start(self, fault: Fault, reason: str) -> None:
         starting = self._starting
         config = self._context.config
         if starting is None or config is None:
             return
         self._starting = None
         # The request may be repeated, for this answer is still on its way, or may get lost.
-        self._declined[starting.spec.id] = reason
+        self._declined[starting.spec.id] = (fault, reason)
         if len(self._declined) > DECLINED_KEPT:
             del self._declined[next(iter(self._declined))]
-        declined = Declined(starting.request, starting.spec.id, reason)
+        declined = Declined(starting.request, starting.spec.id, reason, fault)
         self._context.out.send_all(config.ids, declined)
 
-    def _decline(self, sender: MemberId, message: Propose, reason: str) -> None:
-        self._context.out.send(sender, Declined(message.request, message.job, reason))
+    def _decline(self, sender: MemberId, message: Propose, fault: Fault, reason: str) -> None:
+        self._context.out.send(sender, Declined(message.request, message.job, reason, fault))
 
     def _give_up(self, request: int, leader: MemberId | None) -> None:
         pending = self._requests.pop(request)
         name = "no leader is known" if leader is None else self._context.name_of(leader.node)
         seconds = ANSWER_WITHIN_US // 1_000_000
         error = f"the leader ({name}) has not carried it out within {seconds} s"
-        self._context.out.emit(Reply(request, error, pending.propose.job))
+        self._context.out.emit(Reply(request, error, pending.propose.job, Fault.UNREACHABLE))
         if pending.propose.kind is RequestKind.START_JOB:
-            self._drop(pending.propose.job, error)
+            self._drop(pending.propose.job, Fault.UNREACHABLE, error)

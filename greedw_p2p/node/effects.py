@@ -19,7 +19,7 @@ from greedw_p2p.jobs.spec import JobSpec, JobState
 from greedw_p2p.links.cell import LinkCell
 from greedw_p2p.log.entry import Entry, EntryKind
 from greedw_p2p.plan.plan import Plan
-from greedw_p2p.wire.messages import ControlMessage
+from greedw_p2p.wire.messages import ControlMessage, Fault
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,11 +143,12 @@ class FlipState:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Answer a user's request; ``error`` empty means done."""
+    """Answer a user's request; ``error`` empty means done, else ``fault`` is its kind."""
 
     request: int
     error: str = ""
     job: JobId | None = None
+    fault: Fault = Fault.FAILED
 
 
 class Severity(IntEnum):

@@ -18,7 +18,7 @@ from greedw_p2p.log.entry import Entry
 from greedw_p2p.node.context import Context
 from greedw_p2p.node.effects import Reply, Severity
 from greedw_p2p.node.events import EvictMember
-from greedw_p2p.wire.messages import Evict
+from greedw_p2p.wire.messages import Evict, Fault
 
 ANSWER_WITHIN_US = 15_000_000
 """How long a request waits for a quorum to notice the loss, and for the entry."""
@@ -73,7 +73,9 @@ class Evictions:
             pending = self._requests[request]
             if context.now_us >= pending.deadline_us:
                 del self._requests[request]
-                context.out.emit(Reply(request, self._why_not(pending.member)))
+                context.out.emit(
+                    Reply(request, self._why_not(pending.member), fault=Fault.UNREACHABLE)
+                )
 
     def due(self) -> tuple[MemberId, ...]:
         """Return the members that an entry may remove now: wanted, and unheard by a quorum."""

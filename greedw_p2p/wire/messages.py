@@ -238,6 +238,15 @@ class RequestKind(StrEnum):
     FAIL_JOB = "fail-job"
 
 
+class Fault(StrEnum):
+    """What kind of reason a request was not carried out for."""
+
+    FAILED = "failed"
+    UNREACHABLE = "unreachable"
+    BUSY = "busy"
+    UNFIT = "unfit"
+
+
 class Propose(Record, frozen=True):
     """Asks the leader for a change; repeated until it shows in the log or is refused.
 
@@ -264,6 +273,7 @@ class Declined(Record, frozen=True):
     request: Counter
     job: JobIdField
     reason: Text
+    fault: Fault
 
 
 class PrepareJob(Record, frozen=True):

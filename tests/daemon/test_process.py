@@ -249,8 +249,11 @@ def test_training_alone_runs_to_the_end_and_its_worker_goes(tmp_path: Path, star
     a.call("train", kind="mnist-2nn", epochs=1, batch=1000)
     wait_for(lambda: a.call("jobs")["jobs"][-1]["state"] == "finished")
     job = a.call("train", kind="mnist-2nn", epochs=1000, batch=100)["job"]
-    with pytest.raises(DaemonError, match=f"job {job} is running already; one job runs at a time"):
+    with pytest.raises(
+        DaemonError, match=f"job {job} is running already; one job runs at a time"
+    ) as busy:
         a.call("train", kind="mnist-2nn")
+    assert busy.value.exit_code == 5
     assert a.call("stop", job=job)["job"] == job
     ended = a.call("jobs")["jobs"][-1]
     assert (ended["id"], ended["state"]) == (job, "stopped")
@@ -274,6 +277,14 @@ def test_train_with_a_wrong_argument_is_wrong_usage(
     with pytest.raises(DaemonError, match=words) as caught:
         alone.call("train", **arguments)
     assert caught.value.exit_code == 2
+
+
+def test_train_without_its_data_is_wrong_configuration(alone: Process, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for place, words in (("missing", "no data folder"), ("file", "is a file")):
+        with pytest.raises(DaemonError, match=words) as caught:
+            alone.call("train", kind="mnist-2nn", data_dir=str(tmp_path / place))
+        assert caught.value.exit_code == 6
 
 
 def test_interrupted_train_command_leaves_no_job(alone: Process) -> None:

@@ -11,6 +11,7 @@ from greedw_p2p.ids import JobId
 from greedw_p2p.node import events
 from greedw_p2p.node.status import NodeState
 from greedw_p2p.testing.cluster import SimCluster, member_names
+from greedw_p2p.wire.messages import Fault
 
 SECOND_US = 1_000_000
 
@@ -235,6 +236,7 @@ def test_job_is_refused_by_name_before_its_first_round_when_a_node_lacks_the_dat
     cluster.run_until(lambda: cluster.hosts[2].replies != [], within_us=20 * SECOND_US)
     reply = cluster.hosts[2].replies[-1]
     assert "host-1 cannot run it: data set /data has hash aa" in reply.error
+    assert reply.fault is Fault.UNFIT
     assert cluster.oracle.rounds == 0
 
 
@@ -243,6 +245,19 @@ def test_job_is_refused_while_another_runs() -> None:
     cluster.submit(1)
     cluster.run_until(lambda: cluster.hosts[1].replies != [], within_us=20 * SECOND_US)
     assert "is running; stop it first" in cluster.hosts[1].replies[-1].error
+    assert cluster.hosts[1].replies[-1].fault is Fault.BUSY
+
+
+def test_job_is_refused_by_name_while_a_member_is_not_reachable() -> None:
+    cluster = formed(3, seed=47)
+    leader = cluster.status(0).leader
+    victim = next(n for n in (1, 2) if leader not in {cluster.hosts[n].node_id, f"host-{n}"})
+    cluster.crash(victim)
+    cluster.submit(0)
+    cluster.run_until(lambda: cluster.hosts[0].replies != [], within_us=20 * SECOND_US)
+    reply = cluster.hosts[0].replies[-1]
+    assert f"host-{victim} is not reachable at" in reply.error
+    assert reply.fault is Fault.UNREACHABLE
 
 
 def test_lone_founder_goes_on_after_a_restart_in_a_new_lineage() -> None:

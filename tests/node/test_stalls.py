@@ -18,6 +18,7 @@ from greedw_p2p.wire.messages import (
     Commit,
     Declined,
     Entries,
+    Fault,
     Gossip,
     PrepareJob,
     Start,
@@ -252,6 +253,7 @@ def test_leave_is_given_up_with_the_leaders_name_when_the_leader_is_gone() -> No
     cluster.leave(leaver)
     cluster.run_until(lambda: errors_of(cluster, leaver) != [], within_us=20 * SECOND_US)
     assert f"the leader (host-{leader}) is not reachable" in errors_of(cluster, leaver)[0]
+    assert cluster.hosts[leaver].replies[0].fault is Fault.UNREACHABLE
     assert cluster.status(leaver).state.value == "member"
 
 

@@ -18,6 +18,8 @@ from greedw_p2p.node.effects import ApplyResult, BeginAttempt, FetchResult, Load
 from greedw_p2p.node.events import AttemptFinished, JobRefused, WorkerFailed
 from greedw_p2p.node.status import JobStatus
 
+REFUSED: Final = 5
+UNFIT: Final = 6
 HOSTED_MAX: Final = 4
 """Workers at a time."""
 
@@ -47,6 +49,7 @@ class JobHosts:
             raise DaemonError(
                 "too many jobs are starting or ending on this node",
                 hint="try again in a few seconds; greedw jobs lists them",
+                exit_code=REFUSED,
             )
         hosted = self._jobs[job] = HostedJob(job, self._around)
         self._orders[job] = order
@@ -56,7 +59,7 @@ class JobHosts:
         except BaseException as error:
             await self.discard(job)
             if isinstance(error, DataSetError):
-                raise DaemonError(str(error), hint=error.hint) from error
+                raise DaemonError(str(error), hint=error.hint, exit_code=UNFIT) from error
             if isinstance(error, WorkerError):
                 raise DaemonError(str(error), hint=error.detail) from error
             if isinstance(error, JobError):
