@@ -18,6 +18,7 @@ from greedw_daemon.cluster.state_dir import (
     StateDir,
     clean_name,
 )
+from greedw_daemon.control.client import prepare_init
 from greedw_p2p.config import Address, Config, Member
 from greedw_p2p.errors import StateDirError
 from greedw_p2p.ids import Ballot, ClusterId, EntryIndex, Incarnation, LineageId, NodeId
@@ -66,6 +67,20 @@ def test_open_directory_is_closed_to_others(tmp_path: Path) -> None:
     path.mkdir(mode=0o755)
     with StateDir.open(path):
         assert mode_of(path) == 0o700
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files for another user")
+def test_files_that_root_makes_belong_to_the_directorys_user(tmp_path: Path) -> None:
+    path = tmp_path / "node"
+    path.mkdir(mode=0o700)
+    os.chown(path, NOBODY, NOBODY)
+    prepare_init(path, "lab", name="a")
+    with StateDir.open(path) as directory:
+        directory.next_incarnation()
+    made = {file.name: (file.stat().st_uid, file.stat().st_gid) for file in path.iterdir()}
+    assert made == dict.fromkeys(
+        ("lock", "identity.json", "incarnation", "cluster.json"), (NOBODY, NOBODY)
+    )
 
 
 def test_identity_stays_and_name_can_change(tmp_path: Path) -> None:

@@ -298,6 +298,7 @@ def _lock(path: Path) -> int:
             hint="choose one that you can write to: --state-dir DIR or GREEDW_STATE_DIR",
         ) from error
     try:
+        _give_to_owner(descriptor, path)
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
@@ -359,6 +360,7 @@ def _write_file(path: Path, data: bytes) -> None:
     try:
         descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         with os.fdopen(descriptor, "wb") as file:
+            _give_to_owner(descriptor, path.parent)
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -371,6 +373,13 @@ def _write_file(path: Path, data: bytes) -> None:
             f"cannot write {path}: {error.strerror}",
             hint="check the free space and the permissions of the state directory",
         ) from error
+
+
+def _give_to_owner(descriptor: int, directory: Path) -> None:
+    """Let a file that root makes belong to the directory's user, whose daemon must read it."""
+    if os.geteuid() == 0:
+        owner = directory.stat()
+        os.fchown(descriptor, owner.st_uid, owner.st_gid)
 
 
 def _sync_directory(path: Path) -> None:
