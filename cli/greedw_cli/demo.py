@@ -95,7 +95,7 @@ def _run(names: Sequence[str], directory: Path | None, work: _Work, screen: Demo
             cluster.close()
         left_behind = cluster.left_behind()
         if interruptions.exit_code is not None:
-            explain("\nInterrupted. " + _tidiness(left_behind))
+            explain("Interrupted. " + _tidiness(left_behind))
             raise typer.Exit(interruptions.exit_code)
     if left_behind:
         raise DaemonError("the demo could not clean up: " + _tidiness(left_behind))

@@ -194,7 +194,8 @@ class _Submission:
 
 def _explain_going_on(job_id: str) -> None:
     explain(f"The job {job_id} goes on without this command.")
-    explain(f"greedw jobs --follow {job_id} follows it again, greedw stop {job_id} ends it.")
+    explain(f"To follow it again: greedw jobs --follow {job_id}")
+    explain(f"To end it: greedw stop {job_id}")
 
 
 def _check(kind: str, learning_rate: float, momentum: float) -> None:

@@ -11,8 +11,8 @@ from greedw_cli import exits
 Run = Callable[..., Any]
 
 READING = [["status"], ["jobs"], ["topology"]]
-ASKING = [*READING, ["invite"], ["leave"], ["stop"], ["stop", "job-1"]]
-ASKING += [["train", "mnist-2nn"], ["evict", "lab-1"], ["jobs", "--follow"]]
+CHANGING = [["invite"], ["leave"], ["evict", "lab-1"], ["train", "mnist-2nn"], ["stop"]]
+ASKING = [*READING, *CHANGING, ["stop", "job-1"], ["jobs", "--follow"]]
 
 
 def test_help_documents_every_exit_code_and_command(greedw: Run) -> None:

@@ -66,9 +66,18 @@ def test_demo_tells_people_what_came_of_it(temporary: Path, greedw: Run) -> None
     answer = greedw("demo", "--nodes", 1, "--epochs", 1)
     assert answer.code == 0, answer
     assert re.search(r"accuracy \d+\.\d % on 2,000 held-out digits \(not the official", answer.out)
-    assert "Nothing was left behind." in answer.out
+    assert "\nNothing was left behind.\n" in answer.out
     assert "rounds/s" in answer.out
+    assert "batch 256, 1 epoch\n" in answer.out
+    assert "hardly learned" not in answer.out
     assert strays(temporary) == []
+
+
+def test_demo_that_hardly_learned_says_so_and_what_to_try(greedw: Run) -> None:
+    answer = greedw("demo", "--nodes", 1, "--epochs", 1, "--batch", 8000)
+    assert answer.code == 0, answer
+    assert "has diverged or hardly learned" in answer.out
+    assert "--epochs" in answer.out
 
 
 def until_it_trains(process: subprocess.Popen[str]) -> str:

@@ -189,7 +189,7 @@ def test_status_and_topology_show_the_running_cluster(four: LocalCluster, greedw
     assert status["jobs"][-1]["id"] == job_id
     text = greedw("status", "--check", "--state-dir", four.first.state_dir)
     assert text.code == 0
-    assert text.out.startswith("healthy     4 of 4 members, quorum 3, round ")
+    assert text.out.startswith("healthy     4 of 4 members, quorum 2, round ")
     tree = greedw("topology", "--json", "--state-dir", four.first.state_dir).json()
     assert tree["schema"] == 1
     assert tree["root"] in {"a", "b", "c", "d"}
