@@ -163,18 +163,28 @@ def test_demo_keeps_state_and_logs_where_it_was_told(
     assert strays(temporary) == []
 
 
-@pytest.mark.parametrize("stage", ["Starting", "Forming", "Loading", "Training"])
+@pytest.mark.parametrize(
+    ("stage", "victim"),
+    [
+        ("Starting", "lab-1"),
+        ("Forming", "lab-0"),
+        ("Forming", "lab-1"),
+        ("Loading", "lab-0"),
+        ("Loading", "lab-1"),
+        ("Training", "lab-0"),
+    ],
+)
 def test_daemon_that_dies_early_is_named_with_its_signal_at_once(
-    stage: str, temporary: Path, start_greedw: Start
+    stage: str, victim: str, temporary: Path, start_greedw: Start
 ) -> None:
     process = start_greedw("demo", "--nodes", 2, "--epochs", 1000)
     read_stage(process, stage)
-    os.kill(process_of_daemon("lab-1", temporary), signal.SIGKILL)
+    os.kill(process_of_daemon(victim, temporary), signal.SIGKILL)
     begin_s = time.monotonic()
     _, err = process.communicate(timeout=20)
     assert time.monotonic() - begin_s < 10
     assert process.returncode == 1
-    assert "error: lab-1 was ended by SIGKILL while waiting for " in err
+    assert f"error: {victim} was ended by SIGKILL while waiting for " in err
     assert "greedw demo --keep DIR" in err
     assert "greedw status" not in err
     assert "start it" not in err
