@@ -198,8 +198,8 @@ def _advice_on_trouble(node: NodeStatus, verdict: str) -> str:
     evictions = ", ".join(f"greedw evict {name}" for name in names)
     return (
         f"{check}: the job goes on when the same {'process is' if one else 'processes are'} "
-        f"heard again.\nBring {figures.listing(names)} back, or remove {'it' if one else 'them'} "
-        f"for good: {evictions}\n(training then goes on without {'it' if one else 'them'})"
+        f"heard again.\nIf {'it' if one else 'one'} has ended or restarted, remove it: {evictions}\n"
+        f"(training then goes on without {'it' if one else 'them'}; a restarted machine joins anew)"
     )
 
 

@@ -143,8 +143,9 @@ def _plan_in_force(ledger: Ledger) -> Plan:
     job = ledger.job
     units, nbytes = 0, _DEFAULT_GRADIENT_BYTES
     if job is not None:
-        start, stop = job.spec.batch_range(job.next_round)
-        units, nbytes = stop - start, layout_of(job.spec).gradient.nbytes
+        # Of a whole round: the last one of an epoch may be smaller, and would show other shares.
+        units = min(job.spec.batch, job.spec.samples)
+        nbytes = layout_of(job.spec).gradient.nbytes
     return make_plan(ledger.view, ledger.view.members, units, nbytes, ledger.leader)
 
 
