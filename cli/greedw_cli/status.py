@@ -195,10 +195,10 @@ def _advice_on_trouble(node: NodeStatus, verdict: str) -> str:
     if verdict == "frozen" or job is None or job.state != "paused":
         return check
     # A connection that only broke, or a machine that slept, comes back as the same life.
-    evictions = ", ".join(f"greedw evict {name}" for name in names)
+    removal = f"remove it: {', '.join(f'greedw evict {name}' for name in names)}"
     return (
         f"{check}: the job goes on when the same {'process is' if one else 'processes are'} "
-        f"heard again.\nIf {'it' if one else 'one'} has ended or restarted, remove it: {evictions}\n"
+        f"heard again.\nIf {'it' if one else 'one'} has ended or restarted, {removal}\n"
         f"(training then goes on without {'it' if one else 'them'}; a restarted machine joins anew)"
     )
 
