@@ -193,6 +193,7 @@ class Node:
             self._contacts.disconnected(peer)
             if known.has_left:
                 name = self._context.name_of(peer.node)
+                self._context.roster.declare(known.member, Liveness.LEFT)
                 self._context.out.note(Severity.INFO, "peer left", peer=name)
                 return
             self._context.roster.declare(known.member, Liveness.SUSPECT)

@@ -26,6 +26,7 @@ from greedw_p2p.links.cell import LinkCell
 from greedw_p2p.log.entry import Entry, EntryKind, RoundOutcome
 from greedw_p2p.log.ledger import Ledger
 from greedw_p2p.log.proposer import Phase, Promised
+from greedw_p2p.membership.rumour import Liveness
 from greedw_p2p.node.attempt_plan import plan_attempt
 from greedw_p2p.node.context import Context
 from greedw_p2p.node.desk import JobDesk
@@ -335,6 +336,7 @@ class Leading:
     ) -> NodeId:
         """Name the preferred root if it hears a quorum, else this node, else any that does.
 
+        Only who is a member before and after the entry: a newcomer may be gone before it is in.
         After a round with a change to come this node goes on: another one may not know of it yet,
         and would start a round instead.
         """
@@ -343,7 +345,9 @@ class Leading:
         preferred = me if stays else preferred_root(ledger.view_after(config, delta))
         for node in (preferred, me, *config.nodes):
             member = config.find(node)
-            if member is None or not self._context.peers.is_reachable(member.id):
+            if member is None or member.id not in ledger.config:
+                continue
+            if not self._context.peers.is_reachable(member.id):
                 continue
             peer = self._context.peers.get(member.id)
             heartbeat = None if peer is None else peer.heartbeat
@@ -365,16 +369,29 @@ class Leading:
         return _Change(removed, joined, job)
 
     def _leavers(self) -> tuple[MemberId, ...]:
-        """Return the members that asked to leave; never all, for a config is not empty."""
+        """Return the members that asked to leave; never all, for a config is not empty.
+
+        One that said so and then went, for nobody agreed in time, is removed as well.
+        """
         config = self._ledger().config
-        leaving = [
-            peer.member.id
-            for peer in self._context.peers.all()
-            if peer.heartbeat is not None and peer.heartbeat.leaving and peer.member.id in config
-        ]
+        leaving = [m for m in config.ids if m != self._context.id and self._is_leaving(m)]
         if self._context.leaving and len(leaving) + 1 < len(config.members):
             leaving.append(self._context.id)
         return tuple(leaving)
+
+    def _is_leaving(self, member: MemberId) -> bool:
+        """Tell whether a member asked to leave, or went after asking, as told here or elsewhere."""
+        peers, roster = self._context.peers, self._context.roster
+        peer = peers.get(member)
+        if peer is not None and peer.heartbeat is not None and peer.heartbeat.leaving:
+            return True
+        rumour = roster.rumour_of(member.node)
+        return (
+            rumour is not None
+            and rumour.member.id == member
+            and rumour.liveness is Liveness.LEFT
+            and not peers.is_reachable(member)
+        )
 
     def _joiners(self, removed: tuple[MemberId, ...]) -> tuple[Member, ...]:
         """Return the newcomers that are ready, no more than the members that stay and live."""

@@ -94,3 +94,23 @@ def test_evicted_machine_comes_back_as_a_newcomer_when_no_job_runs() -> None:
     cluster.run_until(lambda: cluster.are_members(1, 2), within_us=20 * SECOND_US)
     cluster.restart(0)
     cluster.run_until(lambda: cluster.are_members(0, 1, 2), within_us=20 * SECOND_US)
+
+
+@pytest.mark.parametrize("seed", [13, 16, 21, 30])
+def test_newcomer_that_left_while_its_admission_was_decided_is_removed_unasked(seed: int) -> None:
+    cluster = SimCluster(4, seed)
+    cluster.found()
+    for number in (1, 2):
+        cluster.join(number)
+    cluster.run_until(lambda: cluster.are_members(0, 1, 2), within_us=20 * SECOND_US)
+    cluster.run_for(8 * SECOND_US)
+    names = {status.name: number for number, status in enumerate(cluster.statuses())}
+    leader = names[cluster.status(0).leader or ""]
+    for number in {0, 1, 2} - {leader}:
+        cluster.pause(number, for_us=2 * SECOND_US)
+    cluster.join(3)
+    cluster.run_for(750_000)
+    # Its admission waits for the paused ones; it is no member yet, and so may go at once.
+    cluster.leave(3)
+    cluster.run_until(lambda: cluster.hosts[3].stopped is not None, within_us=10 * SECOND_US)
+    cluster.run_until(lambda: cluster.are_members(0, 1, 2), within_us=10 * SECOND_US)
