@@ -51,8 +51,13 @@ class Departure:
             return
         if self._may_stop():
             self._stop()
-        elif self._removed_at is not None or context.leader_acts:
-            # It comes when the round in progress has ended, or has come: others must learn of it.
+        elif self._removed_at is not None:
+            # Those who stay should learn of it from here; whoever is not heard for so long will
+            # have to learn it elsewhere.
+            if context.now_us >= self._deadline_us:
+                self._stop()
+        elif context.leader_acts:
+            # It comes when the round in progress has ended.
             self._deadline_us = context.now_us + LEAVE_WITHIN_US
         elif self._request is not None and context.now_us >= self._deadline_us:
             self._give_up(self._request)
@@ -62,6 +67,7 @@ class Departure:
         context = self._context
         if context.leaving and self._removed_at is None and context.id not in entry.config:
             self._removed_at = entry.index
+            self._deadline_us = context.now_us + LEAVE_WITHIN_US
 
     def _may_stop(self) -> bool:
         context = self._context

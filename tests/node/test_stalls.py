@@ -347,3 +347,19 @@ def test_job_fails_by_name_when_a_member_was_not_asked_until_the_start() -> None
         lambda: all(cluster.job_state(n) == "failed" for n in range(3)), within_us=40 * SECOND_US
     )
     assert "host-2: it was not ready any more" in cluster.status(0).jobs[-1].reason
+
+
+def test_leaver_does_not_wait_for_ever_for_members_that_are_not_heard_any_more() -> None:
+    cluster = SimCluster.formed(3, seed=97)
+    cluster.run_for(8 * SECOND_US)
+    names = {status.name: number for number, status in enumerate(cluster.statuses())}
+    leader = names[cluster.status(0).leader or ""]
+    leaver = next(n for n in range(3) if n != leader)
+    request = cluster.leave(leaver)
+    cluster.run_until(
+        lambda: all(len(cluster.status(n).members) == 2 for n in range(3)), within_us=SECOND_US
+    )
+    for number in set(range(3)) - {leaver}:
+        cluster.crash(number)
+    cluster.run_until(lambda: cluster.hosts[leaver].stopped is not None, within_us=20 * SECOND_US)
+    assert [(r.request, r.error) for r in cluster.hosts[leaver].replies] == [(request, "")]
