@@ -135,7 +135,7 @@ def evict(
     """
     connect(context, state_dir, EVICT_S).call("evict", node=node)
     print_line(f"{node} is no member any more; the others go on without it.")
-    print_line("Should it come back: greedw leave there, then greedw join with a new token.")
+    print_line("Should its machine come back, it joins anew as soon as no job runs.")
 
 
 def admission_lines(cluster: str, node: NodeStatus) -> list[str]:

@@ -1,7 +1,7 @@
 """``status``: how the cluster is, seen from this machine."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Final
 
 import typer
@@ -86,6 +86,7 @@ def describe(node: NodeStatus, rounds_per_second: float | None) -> list[Line]:
     """Return the lines of the answer: the verdict first, then job, balance, tree, what to do."""
     verdict = verdict_of(node)
     lines = [(verdict, _headline(node, verdict, rounds_per_second))]
+    lines += _members(node.members)
     lines += _missing(node.members)
     job = newest_job(node)
     if job is not None:
@@ -93,7 +94,9 @@ def describe(node: NodeStatus, rounds_per_second: float | None) -> list[Line]:
         if job.state == "running":
             lines += _balance(node.members, job)
     lines += _tree(node.topology)
-    if verdict not in _NOT_A_MEMBER:  # such a node can only wait, and the headline says for what
+    if (
+        verdict not in _NOT_A_MEMBER and node.recoverable
+    ):  # such a node can only wait, and the headline says for what
         lines.append(("next", _advice(node, verdict)))
     return lines
 
@@ -101,6 +104,8 @@ def describe(node: NodeStatus, rounds_per_second: float | None) -> list[Line]:
 def _headline(node: NodeStatus, verdict: str, rounds_per_second: float | None) -> str:
     total = len(node.members)
     alive = total - len(_unwell(node.members))
+    if not node.recoverable:
+        return f"this cluster cannot go on\n{node.pause}"
     if verdict == "frozen":
         return (
             f"{alive} of {total} members reachable, {node.quorum} needed. Nothing is lost; "
@@ -111,6 +116,8 @@ def _headline(node: NodeStatus, verdict: str, rounds_per_second: float | None) -
     if verdict in {"leaving", "left"}:
         return "this node is on its way out of the cluster; the others go on"
     text = f"{alive} of {total} members, quorum {node.quorum}"
+    if 2 * node.quorum == total:  # exactly half suffices only with the senior member
+        text += f" with {node.members[0].name}"
     job = newest_job(node)
     if job is not None and job.state in {"running", "paused"}:
         done = figures.percent(job.round / job.rounds, 0)
@@ -123,6 +130,16 @@ def _headline(node: NodeStatus, verdict: str, rounds_per_second: float | None) -
 
 def _unwell(members: Iterable[MemberStatus]) -> list[MemberStatus]:
     return [member for member in members if member.state != "alive"]
+
+
+def _members(members: Sequence[MemberStatus]) -> list[Line]:
+    """Name the members, senior first, and who leads."""
+    if not members:
+        return []
+    named = [m.name + (" (leads)" if m.is_leader else "") for m in members[:_NAMED_MAX]]
+    if len(members) > _NAMED_MAX:
+        named.append(f"and {len(members) - _NAMED_MAX} more")
+    return [("members", ", ".join(named))]
 
 
 def _missing(members: Iterable[MemberStatus]) -> list[Line]:
@@ -185,22 +202,21 @@ def _advice(node: NodeStatus, verdict: str) -> str:
 
 
 def _advice_on_trouble(node: NodeStatus, verdict: str) -> str:
-    names = [member.name for member in _unwell(node.members)[:_NAMED_MAX]]
-    if not names:
+    unwell = _unwell(node.members)[:_NAMED_MAX]
+    if not unwell:
         return "read the reason above; the daemons' logs have the details"
-    one = len(names) == 1
-    verbs = "is up and reaches" if one else "are up and reach"
-    check = f"check that {figures.listing(names)} {verbs} {node.address}"
-    job = newest_job(node)
-    if verdict == "frozen" or job is None or job.state != "paused":
-        return check
     # A connection that only broke, or a machine that slept, comes back as the same life.
-    removal = f"remove it: {', '.join(f'greedw evict {name}' for name in names)}"
-    return (
-        f"{check}: the job goes on when the same {'process is' if one else 'processes are'} "
-        f"heard again.\nIf {'it' if one else 'one'} has ended or restarted, {removal}\n"
-        f"(training then goes on without {'it' if one else 'them'}; a restarted machine joins anew)"
-    )
+    waiting = [member.name for member in unwell if member.state != "restarted"]
+    lines: list[str] = []
+    if waiting:
+        verb = "is up and reaches" if len(waiting) == 1 else "are up and reach"
+        lines.append(f"check that {figures.listing(waiting)} {verb} {node.address}")
+    if verdict != "frozen":
+        what = "it" if len(unwell) == 1 else "one"
+        removal = ", ".join(f"greedw evict {member.name}" for member in unwell)
+        lines.append(f"If {what} has ended or restarted, remove it: {removal}")
+        lines.append("(work then goes on without it; a restarted machine joins anew)")
+    return "\n".join(lines)
 
 
 def _rounds_per_second(client: ControlClient, node: NodeStatus) -> float | None:

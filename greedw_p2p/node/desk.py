@@ -79,6 +79,10 @@ class JobDesk:
 
     def stop(self, event: StopJob) -> None:
         """Take a user's wish to stop a job, which runs or is about to start."""
+        if not self._context.is_member:
+            error = "this node is no member yet; stop the job on one that is"
+            self._context.out.emit(Reply(event.request, error))
+            return
         if not self._runs(event.job) and event.job not in self._loading:
             ended = self._is_in_log(event.job)
             error = f"job {event.job} has already ended" if ended else f"no job {event.job} here"

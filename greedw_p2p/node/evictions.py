@@ -128,6 +128,8 @@ class Evictions:
         member = found[0]
         if member.id == context.id:
             return None, "a node does not evict itself; greedw leave takes it out"
+        if not context.hears_quorum:
+            return None, self._why_not(member)
         if context.peers.is_reachable(member.id):
             return None, f"{who} is alive and heard; run greedw leave there"
         return member, ""

@@ -28,6 +28,12 @@ from greedw_p2p.view import RoundReport
 _DEFAULT_GRADIENT_BYTES = 1 * MIB
 """Size for which the tree's time is predicted while no job has run."""
 
+HOPELESS = (
+    "Those who could decide have restarted and remember nothing, and this version cannot recover "
+    "from that. On each machine: stop greedwd, start it again, greedw leave; then greedw init and "
+    "greedw join anew"
+)
+
 
 def report_status(context: Context, entry: OpenEntry | None, desk: JobDesk) -> NodeStatus:
     """Return the whole status of a node."""
@@ -50,6 +56,7 @@ def report_status(context: Context, entry: OpenEntry | None, desk: JobDesk) -> N
         members=() if ledger is None else _members(context, ledger, plan),
         jobs=_jobs(context, desk, pause),
         topology=_topology(context, plan),
+        recoverable=ledger is None or _can_recover(context, ledger),
     )
 
 
@@ -67,6 +74,8 @@ def pause_reason(context: Context, entry: OpenEntry | None) -> str:
         total = len(ledger.config.members)
         needed = quorum_needed(context, ledger)
         told = f"no quorum: {heard} of {total} members reachable, {needed} needed; {told}"
+        if not _can_recover(context, ledger):
+            return f"{told}. {HOPELESS}"
     elif ledger.running_job is None and ledger.leader not in [m.node for m in lost]:
         return ""
     return f"{told}; phase {phase_of(entry, ledger)}"
@@ -79,8 +88,16 @@ def _outside_reason(context: Context) -> str:
     if not connected:
         known = ", ".join(f"{m.name} at {m.address}" for m in context.boot.contacts)
         return f"waiting to be admitted; nobody answers yet (known: {known or 'no address'})"
-    job = None if context.ledger is None else context.ledger.running_job
-    if job is not None:
+    ledger = context.ledger
+    job = None if ledger is None else ledger.running_job
+    if job is not None and ledger is not None:
+        if ledger.config.find(context.me.node) is not None:
+            name = context.my_name
+            return (
+                f"this machine restarted during job {job.spec.id}, which is paused until its old "
+                f"life is removed: greedw evict {name} on another member. It is admitted anew when "
+                "the job has ended"
+            )
         return f"waiting to be admitted: that happens when job {job.spec.id} has ended"
     if context.ledger is None and all(_wants_in(peer) for peer in connected):
         return (
@@ -93,6 +110,18 @@ def _outside_reason(context: Context) -> str:
 
 def _wants_in(peer: Peer) -> bool:
     return peer.heartbeat is not None and peer.heartbeat.wants_in
+
+
+def _has_restarted(context: Context, member: Member) -> bool:
+    """Tell whether a later life of a member was met: the one that is a member is dead for sure."""
+    newer = context.peers.find(member.node)
+    return newer is not None and newer.member.incarnation > member.incarnation
+
+
+def _can_recover(context: Context, ledger: Ledger) -> bool:
+    """Tell whether the members that may still be alive can make a quorum."""
+    config = ledger.config
+    return config.is_quorum(m.id for m in config.members if not _has_restarted(context, m))
 
 
 def quorum_needed(context: Context, ledger: Ledger) -> int:
@@ -115,8 +144,7 @@ def _loss_of(context: Context, member: Member) -> str:
     name = context.name_of(member.node)
     link = f"link {context.my_name} - {name}"
     if peer is None:
-        newer = context.peers.find(member.node)
-        if newer is not None and newer.member.incarnation > member.incarnation:
+        if _has_restarted(context, member):
             return f"{name} has restarted and lost its memory ({link})"
         return f"{name} was never heard ({link}, {member.address})"
     heard = "" if peer.heard_us is None else f", last heard {_ago(context, peer.heard_us)} ago"
@@ -159,12 +187,15 @@ def _member(context: Context, ledger: Ledger, plan: Plan | None, member: Member)
     is_self = member.id == context.id
     heard = None if peer is None or peer.heard_us is None else context.now_us - peer.heard_us
     condition = context.peers.condition(member.id)
+    state = (Condition.FAILED if condition is Condition.UNKNOWN else condition).value
+    if _has_restarted(context, member):
+        state = "restarted"
     return MemberStatus(
         id=member.node,
         name=context.name_of(member.node),
         incarnation=member.incarnation,
         address=str(member.address),
-        state=(Condition.FAILED if condition is Condition.UNKNOWN else condition).value,
+        state=state,
         heard_ms=None if is_self or heard is None else heard // 1000,
         is_leader=member.node == ledger.leader,
         is_self=is_self,

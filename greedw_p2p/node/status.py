@@ -18,7 +18,10 @@ class NodeState(StrEnum):
 
 
 class MemberStatus(msgspec.Struct, frozen=True):
-    """One member as this node sees it. ``state``: alive, suspected, failed."""
+    """One member as this node sees it.
+
+    ``state``: alive, suspected, failed, or restarted (its machine is back, in another life).
+    """
 
     id: NodeId
     name: str
@@ -84,7 +87,10 @@ class TopologyStatus(msgspec.Struct, frozen=True):
 
 
 class NodeStatus(msgspec.Struct, frozen=True):
-    """The whole status. ``pause`` says why nothing moves, empty when it does."""
+    """The whole status. ``pause`` says why nothing moves, empty when it does.
+
+    ``recoverable`` is false where so many members have restarted that no quorum can come back.
+    """
 
     node: NodeId
     name: str
@@ -101,3 +107,4 @@ class NodeStatus(msgspec.Struct, frozen=True):
     members: tuple[MemberStatus, ...]
     jobs: tuple[JobStatus, ...]
     topology: TopologyStatus
+    recoverable: bool = True

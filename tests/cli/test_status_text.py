@@ -118,9 +118,28 @@ def test_paused_job_that_misses_members_may_go_on_without_them() -> None:
     members = (member("attic"), member("pi-1"), member("pi-2", state="failed", heard_ms=3000))
     paused = text_of(node(jobs=(job(state="paused", reason="pi-2 is gone"),), members=members))
     assert "remove it: greedw evict pi-2\n" in paused["next"]
-    assert "greedw evict" not in text_of(node(members=members))["next"]
+    assert "remove it: greedw evict pi-2\n" in text_of(node(members=members))["next"]
     frozen = text_of(node(jobs=(job(state="paused"),), members=members, hears_quorum=False))
     assert "greedw evict" not in frozen["next"]
+
+
+def test_restarted_member_is_not_waited_for_but_evicted() -> None:
+    members = (member("attic"), member("pi-1"), member("pi-2", state="restarted"))
+    lines = text_of(node(jobs=(job(state="paused", reason="pi-2"),), members=members))
+    assert lines["next"].startswith("If it has ended or restarted, remove it: greedw evict pi-2")
+
+
+def test_cluster_that_cannot_go_on_says_so_and_gives_no_other_advice() -> None:
+    members = (member("attic", state="restarted"), member("pi-1"))
+    reason = "no quorum; on each machine: stop greedwd"
+    lines = text_of(node(members=members, hears_quorum=False, pause=reason, recoverable=False))
+    assert lines["frozen"] == f"this cluster cannot go on\n{reason}"
+    assert "next" not in lines
+
+
+def test_members_are_named_with_the_one_that_leads() -> None:
+    lines = text_of(node(members=(member("attic"), member("pi-1"))))
+    assert lines["members"] == "attic (leads), pi-1"
 
 
 def test_newcomer_is_told_in_full_what_it_waits_for_and_not_to_train() -> None:

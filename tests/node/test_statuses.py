@@ -1,5 +1,6 @@
 """What a node tells people of itself and of the others."""
 
+from greedw_p2p.ids import JobId
 from greedw_p2p.testing.cluster import SimCluster
 
 SECOND_US = 1_000_000
@@ -104,3 +105,35 @@ def test_log_tells_once_that_a_job_started_paused_and_goes_on_and_who_left() -> 
     assert "host-1 is silent" in next(
         str(note.fields["reason"]) for note in cluster.hosts[0].notes if note.event == "job paused"
     )
+
+
+def test_survivor_of_a_restarted_senior_says_that_the_cluster_cannot_go_on() -> None:
+    cluster = SimCluster.formed(2, seed=89)
+    cluster.submit(0, epochs=300)
+    cluster.run_until(lambda: cluster.job_state(0) == "running", within_us=20 * SECOND_US)
+    senior = next(n for n in range(2) if cluster.status(0).members[0].name == f"host-{n}")
+    cluster.crash(senior)
+    cluster.run_for(SECOND_US)
+    assert cluster.status(1 - senior).recoverable
+    cluster.evict(1 - senior, senior)
+    assert "does not hear a quorum" in cluster.hosts[1 - senior].replies[-1].error
+    cluster.restart(senior)
+    cluster.run_for(3 * SECOND_US)
+    status = cluster.status(1 - senior)
+    assert not status.recoverable
+    assert "have restarted and remember nothing" in status.pause
+    states = {member.name: member.state for member in status.members}
+    assert states[f"host-{senior}"] == "restarted"
+    assert "restarted during job" in cluster.status(senior).pause
+
+
+def test_stop_at_a_node_that_is_no_member_is_refused() -> None:
+    cluster = SimCluster.formed(2, seed=91)
+    cluster.submit(0, epochs=300)
+    cluster.run_until(lambda: cluster.job_state(0) == "running", within_us=20 * SECOND_US)
+    leader = next(n for n in range(2) if cluster.status(0).leader == f"host-{n}")
+    cluster.crash(1 - leader)
+    cluster.restart(1 - leader)
+    cluster.run_for(3 * SECOND_US)
+    cluster.stop_job(1 - leader, JobId(cluster.status(leader).jobs[-1].id))
+    assert "no member yet" in cluster.hosts[1 - leader].replies[-1].error
