@@ -29,6 +29,7 @@ def unprepared_status(identity: Identity, address: str) -> dict[str, Any]:
         "quorum": 0,
         "hears_quorum": False,
         "pause": HINT,
+        "recoverable": True,
         "members": [],
         "jobs": [],
         "topology": {
