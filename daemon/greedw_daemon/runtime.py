@@ -261,8 +261,6 @@ class NodeRuntime:
                 self.mesh.send(to, self._node.lineage, message)
             case fx.Dial(node, address):
                 self.mesh.dial(node, address)
-            case fx.HangUp(peer, reason):
-                self.mesh.hang_up(peer, reason)
             case fx.Persist():
                 raise AssertionError("carried out by _handle_some")
             case fx.LoadJob():

@@ -39,14 +39,6 @@ class Dial:
 
 
 @dataclass(frozen=True, slots=True)
-class HangUp:
-    """Close the control connection to a life of a node that is not spoken with any more."""
-
-    peer: MemberId
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
 class Persist:
     """Write the durable part of the node's state and sync it, before the next effect.
 
@@ -204,7 +196,6 @@ class Stopped:
 Effect = (
     Send
     | Dial
-    | HangUp
     | Persist
     | LoadJob
     | UnloadJob

@@ -55,7 +55,6 @@ class _Change:
     removed: tuple[MemberId, ...]
     joined: tuple[Member, ...]
     job: JobState | None
-    measurements: bool = False
 
 
 class Leading:

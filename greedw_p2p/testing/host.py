@@ -262,7 +262,7 @@ class SimHost:
                 self.stopped = effect
                 self.crash()
                 self._wires.ended(self)
-            case effects.HangUp() | effects.Committed():
+            case effects.Committed():
                 pass
 
     def _load(self, spec: JobSpec, state: StateDigest) -> None:

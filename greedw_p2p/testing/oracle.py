@@ -41,7 +41,6 @@ class Oracle:
         self._replay = replay
         self._chains: dict[LineageId, _Chain] = {}
         self._flips: dict[MemberId, EntryId] = {}
-        self.commits = 0
         self.rounds = 0
 
     def founded(self, lineage: LineageId, config: Config) -> None:
@@ -69,7 +68,6 @@ class Oracle:
         self._require(
             flipped in (None, entry.id()), f"{member} took over the state of another entry"
         )
-        self.commits += 1
         first = entry.index not in chain.chosen
         if first:
             chain.entries[entry.id()] = entry

@@ -379,20 +379,6 @@ def test_message_to_an_older_life_is_not_delivered_to_the_newer(play: Play) -> N
     play(scene)
 
 
-def test_hang_up_closes_exactly_that_life(play: Play) -> None:
-    async def scene() -> None:
-        async with Host(1) as a, Host(2) as b:
-            await connected(a, b)
-            a.mesh.hang_up(MemberId(b.id.node, Incarnation(9)), "another life")
-            a.say(b, 1)
-            await b.expect(("message", (a.id, message(1))))
-            a.mesh.hang_up(b.id, "enough")
-            await a.expect(("disconnected", (b.id, "enough")))
-            assert (await b.next())[0] == "disconnected"
-
-    play(scene)
-
-
 def test_closed_mesh_tells_its_peers_by_closing_and_itself_nothing(play: Play) -> None:
     async def scene() -> None:
         async with Host(1) as a, Host(2) as b:

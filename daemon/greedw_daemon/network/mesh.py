@@ -215,12 +215,6 @@ class Mesh:
             self._dialling.add(node)
             self._tasks.start(self._dial(node, address), f"dial {address}")
 
-    def hang_up(self, peer: MemberId, reason: str) -> None:
-        """Close the connection to exactly this life."""
-        connection = self._peers.get(peer.node)
-        if connection is not None and connection.member.id == peer:
-            connection.close(reason)
-
     def send(
         self,
         to: MemberId,
