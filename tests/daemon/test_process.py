@@ -30,7 +30,11 @@ class Process:
         command = [sys.executable, "-P", "-m", "greedw_daemon", "--state-dir", str(directory)]
         command += options if "--listen" in options else ("--listen", "127.0.0.1:0", *options)
         self.process = subprocess.Popen(
-            command, env=os.environ | environment, stderr=subprocess.PIPE, text=True
+            command,
+            # A run of the tests that is killed leaves no daemon behind.
+            env=os.environ | {"GREEDW_DIE_WITH_PARENT": "1"} | environment,
+            stderr=subprocess.PIPE,
+            text=True,
         )
 
     def call(self, name: str, /, **arguments: object) -> Any:
